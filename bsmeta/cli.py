@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bsmeta.core.errors import ConfigurationError, find_similar
 from bsmeta.core.files import ROOT
-from bsmeta.core.process import exit_code
-from bsmeta.core.versions import list_version_lines
+from bsmeta.core.process import run_and_report
+from bsmeta.core.versions import format_versions
 
 PROGRAMS = {
     "quick": ("bsmeta.quick", "answer for a file of pages: does their metadata help a model?"),
@@ -84,11 +84,11 @@ def main() -> None:
         else:
             runpy.run_module(target, run_name="__main__")
     elif name == "--version":
-        print(list_version_lines())
+        print(format_versions())
     elif not {name, *arguments}.isdisjoint({"-h", "--help"}):
         print(describe_usage())
     else:
-        sys.exit(exit_code(lambda: _run_file_command(name, arguments)))
+        sys.exit(run_and_report(lambda: _run_file_command(name, arguments)))
 
 
 def describe_usage() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.schema import RunConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bsmeta.tasks.causal_lm.explaining.windows import ExplainedWindow
 
 
-def main(config: RunConfig, composition: Composition = NOTHING) -> None:
+def main(config: RunConfig, composition: Composition = EMPTY_COMPOSITION) -> None:
     """Shows the documents that the configuration selects, in the format that it selects.
 
     Args:

@@ -59,7 +59,7 @@ def main(config: PredictConfig) -> int:
     source = Path(str(config.input))
     output = Path(str(config.output))
     return run_stoppable(
-        lambda: predict_records(config, source, output), continues=f"{output}.part"
+        lambda: predict_records(config, source, output), continuation=f"{output}.part"
     )
 
 

@@ -141,11 +141,11 @@ def _make_table(keys: list[Key]) -> str:
     lines = ["| key | type | values | default | meaning | owner |", "|---|---|---|---|---|---|"]
     for key in keys:
         owner = "Hydra"
-        if key.about.deepspeed:
-            names = key.about.deepspeed.split(", ")
+        if key.declaration.deepspeed:
+            names = key.declaration.deepspeed.split(", ")
             owner = f"Hydra; {', '.join(f'`{name}`' for name in names)} in the JSON"
         name = key.name.rpartition(".")[2]
-        values = f"`{key.about.values}`" if key.about.values else ""
+        values = f"`{key.declaration.values}`" if key.declaration.values else ""
         cells = [f"`{name}`", f"`{key.type}`", values, f"`{key.default}`", key.meaning, owner]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bsmeta.config.checked_run import CheckedRun
 from bsmeta.config.checks import check_run
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.hydra_files import shorten_path
 from bsmeta.config.schema import RunConfig
@@ -29,7 +29,7 @@ from bsmeta.tasks import BUILT_IN, TASKS
 from bsmeta.training.run_folder import record_refusal, record_stopped_start
 
 
-def main(config: RunConfig, composition: Composition = NOTHING) -> int:
+def main(config: RunConfig, composition: Composition = EMPTY_COMPOSITION) -> int:
     """Checks the configuration against the launch, then trains; returns the exit code.
 
     Args:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.studies.config import DownstreamConfig
 
 
@@ -70,4 +70,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(run_and_report(main))

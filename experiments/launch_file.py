@@ -14,7 +14,7 @@ from dataclasses import replace
 from bsmeta.config.launch import read_launch
 from bsmeta.config.launch_checks import find_launcher_problems
 from bsmeta.core.errors import ConfigurationError, raise_problems
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 
 
 def main() -> None:
@@ -31,4 +31,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(run_and_report(main))

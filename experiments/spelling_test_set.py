@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.tasks.spelling.config import NoiseConfig, SedWordsConfig
 from bsmeta.tasks.spelling.samples import make_noise, read_samples
 
@@ -56,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(run_and_report(main))

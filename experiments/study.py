@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.studies.declaration import declare_study, restore_declared_order
 from bsmeta.studies.runs import Launcher, Run, check_study, list_runs, show_progress
@@ -140,4 +140,4 @@ def print_tables(tables: Sequence[Table]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(run_and_report(main))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.stats import chi2, t
 
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.report.inference import ALPHA, Interval
 from bsmeta.report.page import Column, Table, create_report_console, print_table
 from bsmeta.studies.config import TEXT, WITHOUT, load_study
@@ -206,4 +206,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(run_and_report(main))

@@ -67,7 +67,7 @@ from bsmeta.core.token_forms import find_tokens
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.remote import Pattern
 from bsmeta.data.stream.held_out import normalize_url
-from bsmeta.data.table.csv_file import BadRows, CSVFormat, find_format, read_rows
+from bsmeta.data.table.csv_file import BadRows, CSVFormat, detect_format, read_rows
 from bsmeta.data.table.csv_file import Row as TableRow
 from bsmeta.data.table.records import (
     RecordWriter,
@@ -76,7 +76,7 @@ from bsmeta.data.table.records import (
     flatten_record,
     read_records,
 )
-from bsmeta.data.table.text_file import find_encoding, refuse_other_formats
+from bsmeta.data.table.text_file import detect_encoding, refuse_non_text
 from bsmeta.data.text.caseless import CaselessText, make_caseless
 from bsmeta.data.text.sentences import (
     cut_text,
@@ -418,9 +418,9 @@ RUNS: dict[str, Run] = {
     "lines": in_file("lines.jsonl", lambda path: LineReader(str(path)).read(0, 1 << 20)),
     "CSV": in_file("rows.csv", csv_rows(None)),
     "CSV with escapes": in_file("rows.csv", csv_rows("\\")),
-    "format of a CSV file": in_file("format.csv", lambda path: find_format(path, COLUMNS)),
-    "other formats": in_file("other.csv", refuse_other_formats),
-    "encoding": in_file("encoding.csv", find_encoding),
+    "format of a CSV file": in_file("format.csv", lambda path: detect_format(path, COLUMNS)),
+    "other formats": in_file("other.csv", refuse_non_text),
+    "encoding": in_file("encoding.csv", detect_encoding),
     "records of JSON": in_file("records.jsonl", skipped_records),
     "complete rows": in_file("rows.csv", lambda path: find_complete_rows(path, quoted=True)),
     "wide records": wide_records,

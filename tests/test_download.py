@@ -23,7 +23,7 @@ HTML = b"<html>Please log in</html>"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
     with FileServer({"/data.bin": CONTENT}).running() as running:
         yield running
 

@@ -41,7 +41,7 @@ VALUES: dict[str, dict[str, list[Any]]] = {
     "core/secrets.py": {"secret": ["a-secret-of-some-length", "short"]},
     "core/token_forms.py": {"pattern": [form.pattern.pattern for form in TOKEN_FORMS]},
     "data/table/csv_file.py": {
-        "form": [SimpleNamespace(separator=separator) for separator in ",\t|-"],
+        "csv_format": [SimpleNamespace(separator=separator) for separator in ",\t|-"],
         "separator": [",", "\t", "|", "-"],
         "name": ["text", "a b"],
     },

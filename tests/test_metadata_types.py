@@ -43,7 +43,7 @@ class Passage(MetadataType):
     example = "fr"
     example_span = (21, 28)
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
         return (f"<{record.value}>", f"</{record.value}>") if length else None
 
 
@@ -59,7 +59,7 @@ class Quality(MetadataType):
 
     reasons = ("quality_unknown",)
 
-    def _value(self, record: Record) -> str | int | float | None:
+    def _render_value(self, record: Record) -> str | int | float | None:
         if record.value == "?":
             raise BadDocument("quality_unknown", "it is a question mark")
         return record.value

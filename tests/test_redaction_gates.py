@@ -71,4 +71,4 @@ def test_programs_redact_what_they_print(program: str) -> None:
         node for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
     ]  # fmt: skip
-    assert called(blocks[-1]) & {"run_entry_point", "exit_code"}
+    assert called(blocks[-1]) & {"run_entry_point", "run_and_report"}

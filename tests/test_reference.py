@@ -19,7 +19,7 @@ def test_help_and_page_have_every_key(program: tuple[str, type, str]) -> None:
     text = format_help(schema, name, config_name)
     page = format_reference()
     for key in list_keys(schema):
-        values = f"  ({key.about.values})" if key.about.values else ""
+        values = f"  ({key.declaration.values})" if key.declaration.values else ""
         assert f"\n{key.name}: {key.type} = {key.default}{values}\n    {key.meaning}" in text
         assert key.meaning.strip(), key.name
         assert f"| `{key.name.rpartition('.')[2]}` |" in page

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import brotli
 
 from bsmeta.annotate.warc import parse_fields
-from bsmeta.data.io.compression import BARE_DEFLATE, GZIP_MARK, GZIP_MEMBER
+from bsmeta.data.io.compression import GZIP_MAGIC, GZIP_WBITS, RAW_DEFLATE_WBITS
 from bsmeta.data.io.zstandard import zstd
 
 MAX_HEADER_BYTES = 16 << 20
@@ -154,13 +154,13 @@ def _is_text(body: bytes) -> bool:
 
 
 def _decode_gzip(body: bytes, limit: int) -> bytes | None:
-    return _inflate(body, limit, GZIP_MEMBER) if body.startswith(GZIP_MARK) else None
+    return _inflate(body, limit, GZIP_WBITS) if body.startswith(GZIP_MAGIC) else None
 
 
 def _decode_deflate(body: bytes, limit: int) -> bytes | None:
     """Decodes zlib's format or bare deflate data; servers send both as `deflate`."""
     content = _inflate(body, limit, zlib.MAX_WBITS)
-    return _inflate(body, limit, BARE_DEFLATE) if content is None else content
+    return _inflate(body, limit, RAW_DEFLATE_WBITS) if content is None else content
 
 
 def _inflate(body: bytes, limit: int, wbits: int) -> bytes | None:

@@ -24,7 +24,7 @@ from bsmeta.core.foreign_json import ForeignDecoder, split_columns
 from bsmeta.core.terminal import Console
 from bsmeta.metadata.annotated_columns import (
     CONTENT_SPANS,
-    PREFIX,
+    RECORD_COLUMN_PREFIX,
     Spans,
     decode_content_spans,
     decode_local_records,
@@ -316,7 +316,7 @@ def find_foreign_columns(columns: Mapping[str, Any], text: str) -> list[str]:
                 _read_contents(content, text)
             elif name in (_TAGS, _ENTITIES):
                 decode_local_records(name, content, len(text))
-            elif name.startswith(PREFIX):
+            elif name.startswith(RECORD_COLUMN_PREFIX):
                 decode_records(name, content)
         except BadDocument:
             foreign.append(name)
@@ -349,9 +349,9 @@ def _cut_shown_html(html: str) -> str:
 def _list_shown_values(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the name and the value of each global record, and the number of local ones by name."""
     for column, content in columns.items():
-        if not column.startswith(PREFIX):
+        if not column.startswith(RECORD_COLUMN_PREFIX):
             continue
-        name = column.removeprefix(PREFIX)
+        name = column.removeprefix(RECORD_COLUMN_PREFIX)
         records = decode_records(column, content)
         values = [str(record.value) for record in records if record.type == "global"]
         for value in values:

@@ -35,8 +35,8 @@ from bsmeta.core.foreign_json import ForeignDecoder, split_columns
 from bsmeta.data.io import shards
 from bsmeta.data.io.file_start import refuse_other_format
 from bsmeta.data.io.lines import OVERLONG, LineReader
-from bsmeta.data.io.parquet_file import DAMAGED, ParquetSource
-from bsmeta.data.io.parquet_pages import MAX_LIST_BYTES, bound_rows, measure_list_bytes
+from bsmeta.data.io.parquet_file import DAMAGE_ERRORS, ParquetSource
+from bsmeta.data.io.parquet_pages import MAX_LIST_BYTES, compute_read_limits, measure_list_bytes
 
 READER_THREADS = 8
 """Threads that hash input files."""
@@ -217,9 +217,9 @@ def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
     try:
         with pa.OSFile(path) as file:
             source = ParquetSource(file)
-            total = max(source.ends[-1:] or [1])
+            total = max(source.group_ends[-1:] or [1])
 
-            for group, end in enumerate(source.ends):
+            for group, end in enumerate(source.group_ends):
                 if end <= skip:
                     number = end
                     continue
@@ -229,7 +229,7 @@ def _read_rows(path: str, skip: int) -> Iterator[tuple[Item, int]]:
                     for record in _read_batch(batch.slice(skipped)):
                         number += 1
                         yield record, size * number // total
-    except DAMAGED as error:
+    except DAMAGE_ERRORS as error:
         raise _make_damaged_file_error(path, number, str(error)) from error
 
 
@@ -237,9 +237,9 @@ def _read_batches(
     source: ParquetSource, file: pa.NativeFile, group: int
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a row group, cast to types that Python and JSON have."""
-    bounds = bound_rows(file, source.describe_column_chunks(group), _MAX_BATCH_ROWS)
+    limits = compute_read_limits(file, source.describe_column_chunks(group), _MAX_BATCH_ROWS)
     for batch in source.read_batches(
-        group, None, bounds.max_rows, indexed=bounds.indexed, use_threads=True
+        group, None, limits.max_rows, dictionary_leaves=limits.dictionary_leaves, use_threads=True
     ):
         python_types = [_choose_python_type(column_type) for column_type in batch.schema.types]
         if python_types != batch.schema.types:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from isal import isal_zlib
 
-from bsmeta.data.io.compression import BLOCK, COMPRESSED_BLOCK, GZIP_MEMBER
+from bsmeta.data.io.compression import BLOCK_BYTES, COMPRESSED_BLOCK_BYTES, GZIP_WBITS
 
 MAX_HEADER_BYTES = 16 << 20
 """Maximum bytes of the header of a record."""
@@ -281,7 +281,7 @@ class _Content:
         """Frees the content before a position, except the part to keep."""
         while len(self._members) > 1 and self._members[1].position <= position:
             self._members.popleft()
-        if position - self._start >= BLOCK:  # deleting less is not worth moving the rest
+        if position - self._start >= BLOCK_BYTES:  # deleting less is not worth moving the rest
             self._kept += self._read_needed(position)
             del self._buffer[: position - self._start]
             self._start = position
@@ -470,7 +470,7 @@ class _Content:
         """Adds a block to the buffer; returns False at the end of the file."""
         if not self.is_plain:
             return self._decompress()
-        data = self._file.read(BLOCK)
+        data = self._file.read(BLOCK_BYTES)
         self._buffer += data
         return bool(data)
 
@@ -482,7 +482,7 @@ class _Content:
             # In small parts, because the decompressor copies input that it does not use up.
             data = self._compressed[self._cursor : self._cursor + _INPUT_BYTES]
             try:
-                block = self._decompressor.decompress(data, BLOCK)
+                block = self._decompressor.decompress(data, BLOCK_BYTES)
             except isal_zlib.error:  # type: ignore[misc]
                 self._skip_member()
                 return True
@@ -493,7 +493,7 @@ class _Content:
                 self._decompressor = None
             else:
                 self._cursor -= len(self._decompressor.unconsumed_tail)
-                is_used_up = self._cursor == len(self._compressed) and len(block) < BLOCK
+                is_used_up = self._cursor == len(self._compressed) and len(block) < BLOCK_BYTES
                 if is_used_up and not self._read_more():
                     self._decompressor = None
                     self._buffer += block
@@ -505,7 +505,7 @@ class _Content:
 
     def _read_more(self) -> bool:
         """Appends the next bytes of the file to the compressed data; returns False at its end."""
-        data = self._file.read(COMPRESSED_BLOCK)
+        data = self._file.read(COMPRESSED_BLOCK_BYTES)
         self._compressed = self._compressed[self._cursor :] + data
         self._cursor = 0
         return bool(data)
@@ -526,7 +526,7 @@ class _Content:
             self._member = _Member(self._end, offset)
             self._new_members.append(self._member)
             if self._compressed.startswith(_GZIP_MARK, self._cursor):
-                self._decompressor = isal_zlib.decompressobj(wbits=GZIP_MEMBER)
+                self._decompressor = isal_zlib.decompressobj(wbits=GZIP_WBITS)
                 return True
             is_cut_off = _GZIP_MARK.startswith(self._compressed[self._cursor :])
             self._add_gap(MEMBER_CUT_OFF if is_cut_off else "no gzip member begins there")
@@ -541,7 +541,7 @@ class _Content:
         member = self._member
         known_bytes = self._end - member.position
         decompressed_bytes = 0
-        decompressor = zlib.decompressobj(GZIP_MEMBER)
+        decompressor = zlib.decompressobj(GZIP_WBITS)
         self._file.seek(member.offset)
         reason = "its checksum is wrong"
         try:
@@ -567,7 +567,7 @@ class _Content:
         self._cursor = 0
         self._file.seek(offset)
         data = b""
-        while block := self._file.read(COMPRESSED_BLOCK):
+        while block := self._file.read(COMPRESSED_BLOCK_BYTES):
             data += block
             first = 0
             while (first := data.find(_GZIP_MARK, first)) >= 0:
@@ -583,7 +583,7 @@ class _Content:
     def _is_member(self, offset: int) -> bool:
         """Returns whether a gzip member begins at an offset, and not just an equal mark."""
         self._file.seek(offset)
-        decompressor = zlib.decompressobj(GZIP_MEMBER)
+        decompressor = zlib.decompressobj(GZIP_WBITS)
         try:
             content = decompressor.decompress(self._file.read(_TRIAL_BYTES), _TRIAL_BYTES)
         except zlib.error:

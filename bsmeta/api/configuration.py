@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bsmeta.config.compose import compose_command_line
-from bsmeta.config.composition import NOTHING
+from bsmeta.config.composition import EMPTY_COMPOSITION
 from bsmeta.config.override_values import format_override_value
 from bsmeta.config.saved_runs import change_keys
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema, list_offered
+from bsmeta.config.schema_choice import choose_schema, list_offered_schemas
 from bsmeta.config.task_entry import find_entry
 from bsmeta.config.value_checks import find_value_problems
 from bsmeta.core.errors import ConfigurationError, raise_problems, suggest_nearest
@@ -57,7 +57,7 @@ def check_configuration(config: RunConfig) -> None:
     """
     entry, problems = find_entry(config, TASKS)
     raise_problems(
-        [*problems, *find_value_problems(config), *entry.value_problems(config, NOTHING)]
+        [*problems, *find_value_problems(config), *entry.value_problems(config, EMPTY_COMPOSITION)]
     )
 
 
@@ -157,7 +157,7 @@ def _compose_files(config: str | Path, overrides: Overrides | None) -> RunConfig
     location = _locate_config(config)
     arguments = list_config_arguments(config)
     built_in = [entry.schema for entry in BUILT_IN.values()]
-    schemas: list[type[RunConfig] | str] = list_offered(
+    schemas: list[type[RunConfig] | str] = list_offered_schemas(
         arguments, built_in, "", TASKS.list_installed_schemas
     )
     return compose_command_line(

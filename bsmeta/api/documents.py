@@ -25,7 +25,7 @@ from bsmeta.core.errors import (
     suggest_nearest,
 )
 from bsmeta.data.stream.stages.render import check_length
-from bsmeta.metadata.decoding import TEXT, DocumentDecoder, make_decoder
+from bsmeta.metadata.decoding import TEXT_KEY, DocumentDecoder, make_decoder
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import BadDocument
@@ -118,7 +118,7 @@ class DocumentReader:
             DataError: If it is not a document, or has metadata that training would ignore.
         """
         if isinstance(document, str):
-            document = {TEXT: document}
+            document = {TEXT_KEY: document}
         if not isinstance(document, Mapping):
             raise DataError(
                 f'a {type(document).__name__}; expected a string, or {{"text": …, "metadata": …}}'
@@ -126,7 +126,7 @@ class DocumentReader:
         if not isinstance(metadata, Mapping | None):
             raise DataError(f"metadata={metadata!r}: expected values by type: {{type: value}}")
 
-        plain_keys = {TEXT} if self._corpus_has_metadata else {TEXT, METADATA}
+        plain_keys = {TEXT_KEY} if self._corpus_has_metadata else {TEXT_KEY, METADATA}
         is_plain = document.keys() <= plain_keys
         values = document.get(METADATA)
         if is_plain and isinstance(values, Mapping):
@@ -149,7 +149,9 @@ class DocumentReader:
         records: list[dict[str, Any]] = []
         for key, value in metadata.items():
             records += self._make_records(key, value)
-        replacement = self._plain_decoder.decode(msgspec.json.encode({TEXT: "", METADATA: records}))
+        replacement = self._plain_decoder.decode(
+            msgspec.json.encode({TEXT_KEY: "", METADATA: records})
+        )
 
         records_by_type = {}
         for key in self._types:
@@ -227,7 +229,7 @@ class DocumentReader:
         rendered = self.render_types(decoded, self._types if types is None else types)
         if self._metadata.without_metadata_same_context:
             rendered = rendered.without_metadata()
-        return RenderedDocument(rendered.whole, rendered.prefix, rendered.types)
+        return RenderedDocument(rendered.full_text, rendered.prefix, rendered.types)
 
     def render_types(self, document: Document, types: Sequence[str]) -> Rendered:
         """Renders a decoded document; types that it does not have are skipped.

@@ -1,4 +1,4 @@
-"""The GPUs whose peak and memory are known: for MFU, and for estimates made on another machine."""
+"""Peak performance and memory of GPUs, for the MFU and for estimates on another machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class Card:
     """A GPU.
 
     Attributes:
-        peak_flops: Dense bf16 peak in FLOP/s, from the vendor's data sheet (without sparsity).
-        memory: Bytes that a process can address (`total_memory` of torch's device properties, from
-            logs of such machines). Error correction and the driver take some of the memory that
-            the data sheet states.
+        peak_flops: Peak of dense bf16 in FLOP/s, from the vendor's data sheet (without sparsity).
+        memory: Bytes that a process can address: `total_memory` of torch's device properties, from
+            logs of such machines. It is less than the data sheet states, because error correction
+            and the driver take a part.
     """
 
     peak_flops: float
     memory: float
 
 
-# The first name all of whose parts ("H100" and "PCIe") are words of the name of a device is its
-# card: "A10" is part of A100, and of A10G, which is slower.
+# A device is the first of these cards all of whose parts ("H100" and "PCIe") are words of its name.
+# Parts of words do not count: A100 contains "A10", and so does A10G, which is slower.
 CARDS = {
     "GB200": Card(2500e12, 184.0 * GIB),  # GB200 NVL72, per GPU
     "B200": Card(2250e12, 178.0 * GIB),  # HGX B200, per GPU
@@ -46,7 +46,14 @@ CARDS = {
 
 
 def find_card(device_name: str) -> str | None:
-    """Returns the name in `CARDS` of a device that torch calls `device_name`; None if unknown."""
+    """Finds the card of a device.
+
+    Args:
+        device_name: The name of the device in torch.
+
+    Returns:
+        A key of `CARDS`; None if the card is unknown.
+    """
     for name in CARDS:
         if all(re.search(rf"\b{part}\b", device_name) for part in name.split("-")):
             return name

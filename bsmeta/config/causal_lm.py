@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.schema import DEFAULT_TASK, PretrainedConfig
-from bsmeta.core.keys import inherited, key
+from bsmeta.core.keys import inherit_key, key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class CausalLMConfig(PretrainedConfig):
     micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
     metrics: ClassVar[str | None] = "bsmeta.tasks.causal_lm.metrics:METRICS"
 
-    task: str = inherited(PretrainedConfig, "task", DEFAULT_TASK)
+    task: str = inherit_key(PretrainedConfig, "task", DEFAULT_TASK)
     data_config: DataConfig = key(DataConfig)
     """the documents"""
     attn_implementation: str = key(

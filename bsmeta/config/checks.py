@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from bsmeta.config.checked_run import CheckedRun
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.launch_checks import find_fsdp_problems, find_launch_problems
 from bsmeta.config.loop_checks import find_loop_problems
@@ -31,7 +31,7 @@ def check_run(
     config: RunConfig,
     environ: Mapping[str, str],
     tasks: Mapping[str, TaskEntry],
-    composition: Composition = NOTHING,
+    composition: Composition = EMPTY_COMPOSITION,
 ) -> CheckedRun:
     """Checks that the configuration is consistent with itself, this launch and the DeepSpeed JSON.
 
@@ -56,7 +56,7 @@ def check_launch(
     config: RunConfig,
     launch: Launch,
     entry: TaskEntry,
-    composition: Composition = NOTHING,
+    composition: Composition = EMPTY_COMPOSITION,
 ) -> CheckedRun:
     """Runs the checks of `check_run` for a given launch."""
     problems = [*composition.problems, *_find_launch_free_problems(config, entry, composition)]
@@ -73,7 +73,7 @@ def check_launch(
         problems += unreadable
         if document is not None:
             deepspeed = DeepSpeedJson(document, config, launch)
-            problems += deepspeed.problems({problem.key for problem in unreadable})
+            problems += deepspeed.find_problems({problem.key for problem in unreadable})
 
     problems += find_loop_problems(config, launch, document, entry)
     problems += entry.start_problems(config, launch, document)

@@ -1,7 +1,7 @@
 """Parses a command line before Hydra sees it.
 
-Hydra's parser exits with a bare usage line at the first unknown option. Here each unknown option
-becomes a problem with its fix, reported along with all others.
+Hydra's parser exits with a bare usage line at the first unknown option. Here, each unknown option
+becomes a problem with a fix, and is reported along with all other problems.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bsmeta.config.launch import ENVIRONMENT
 from bsmeta.config.misfits import COMMAND_LINE, suggest_key
 from bsmeta.config.overrides import extract_key
 from bsmeta.config.schema_choice import is_for_program
-from bsmeta.config.schema_types import store_name
+from bsmeta.config.schema_types import format_schema_name
 from bsmeta.core.errors import Problem, find_similar, format_value, raise_problems, suggest_nearest
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import describe_undecodable, iterate_leaves
@@ -39,14 +39,15 @@ class CommandLine:
     """A command line without the options that Hydra would refuse.
 
     Attributes:
-        options: Hydra's options, as they were passed.
-        overrides: `key=value`, as they were passed.
-        folder: The folder of the main configuration.
-        own_folder: `--config-dir`, resolved.
-        is_multirun: Whether overrides hold lists of values for several runs.
-        runs_by_hydra: Whether Hydra's runner is needed: for several runs, printed information
-            (`--cfg`, `--info`), or settings of Hydra itself.
-        problems: The options that were removed because Hydra does not know them.
+        options: Hydra's own options, as they were passed.
+        overrides: The arguments `key=value`, as they were passed.
+        folder: The folder of the main configuration (`--config-path`).
+        own_folder: The resolved folder of the user (`--config-dir`); None if it is not passed.
+        config_name: The name of the main configuration.
+        is_multirun: Whether each override may list values for several runs.
+        needs_hydra_runner: Whether Hydra must run the program: for several runs, to print
+            information (`--cfg`, `--info`), or because settings of Hydra itself are overridden.
+        problems: A problem for each option that was removed because Hydra does not know it.
     """
 
     options: list[str]
@@ -55,7 +56,7 @@ class CommandLine:
     own_folder: Path | None
     config_name: str
     is_multirun: bool
-    runs_by_hydra: bool
+    needs_hydra_runner: bool
     problems: list[Problem]
 
 
@@ -65,14 +66,15 @@ def read_command_line(
     """Reads the arguments of an entry point.
 
     Args:
-        schema: The schema of the configuration that they name.
-        schemas: The schemas that the program takes; by default only that one.
+        schema: The schema of the configuration that the arguments name.
+        config_name: The main configuration if the arguments name none.
+        schemas: The other schemas that the program takes, for suggestions.
 
     Raises:
         ConfigurationError: If an argument or the working folder is not in UTF-8, if an option of
             Hydra lacks its value, or if there is no configuration of the requested name.
     """
-    raise_problems([*_find_undecodable_names(arguments)])
+    raise_problems(list(_find_undecodable_names(arguments)))
     options, problems = _split_unknown_options(arguments, schema)
     parsed = make_option_parser().parse_intermixed_args(options)
     for override in parsed.overrides:
@@ -81,10 +83,10 @@ def read_command_line(
     folder = _resolve_folder(parsed.config_path)
     own_folder = _resolve_folder(parsed.config_dir)
     name = str(parsed.config_name or config_name)
-    schema_names = {store_name(offered) for offered in (schema, *schemas)}
-    missing = [*_find_missing_files(folder or CONFIG_FOLDER, own_folder, name, schema_names)]
-    if missing:
-        raise_problems([*problems, *missing])
+    schema_names = {format_schema_name(offered) for offered in (schema, *schemas)}
+    missing_file = _find_missing_file(folder or CONFIG_FOLDER, own_folder, name, schema_names)
+    if missing_file is not None:
+        raise_problems([*problems, missing_file])
 
     # The last of repeated options wins. Hydra would resolve a relative --config-path against the
     # folder of this module.
@@ -102,22 +104,22 @@ def read_command_line(
         own_folder=own_folder,
         config_name=name,
         is_multirun=parsed.multirun,
-        runs_by_hydra=parsed.multirun or prints_information or sets_hydra,
+        needs_hydra_runner=parsed.multirun or prints_information or sets_hydra,
         problems=problems,
     )
 
 
 def format_pasteable_command(command: Sequence[str], **environment: str) -> str:
-    """Formats a command and its environment variables as a line for a POSIX shell."""
+    """Formats a command, and environment variables to set for it, as a line for a POSIX shell."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     return " ".join([*variables, shlex.join(command)])
 
 
 def _find_undecodable_names(arguments: Sequence[str]) -> Iterator[Problem]:
-    """Yields a problem for each argument, and for the working folder, that is not UTF-8.
+    """Yields a problem for the working folder and each argument, if they are not in UTF-8.
 
-    Hydra would report such an argument as an error of grammar, and the tokenizers library would
-    crash in such a folder.
+    Hydra would report such an argument as a mistake in its grammar, and the tokenizers library
+    would crash in such a folder.
     """
     if has_surrogates(str(Path.cwd())):
         yield describe_undecodable("the working folder", Path.cwd(), ENVIRONMENT)
@@ -127,33 +129,47 @@ def _find_undecodable_names(arguments: Sequence[str]) -> Iterator[Problem]:
 
 
 def _resolve_folder(folder: str | None) -> Path | None:
+    """Returns the absolute path of a folder, with a leading `~` expanded; None stays None."""
     return None if folder is None else Path(folder).expanduser().resolve()
 
 
-def _find_missing_files(
-    folder: Path, own_folder: Path | None, name: str, schemas: Collection[str]
-) -> Iterator[Problem]:
-    """Yields a problem for a missing folder or main configuration, which names those that exist."""
+def _find_missing_file(
+    folder: Path, own_folder: Path | None, name: str, schema_names: Collection[str]
+) -> Problem | None:
+    """Returns the problem of a missing folder or main configuration; None if both exist.
+
+    Args:
+        folder: See `CommandLine`.
+        own_folder: See `CommandLine`.
+        name: The name of the main configuration.
+        schema_names: The schemas of the program, as defaults lists name them.
+    """
     for option, path in (("--config-path", folder), ("--config-dir", own_folder)):
         if path is not None and not path.is_dir():
-            yield _describe_missing_folder(option, path)
-            return
+            return _describe_missing_folder(option, path)
 
     stem = name.removesuffix(".yaml")
     folders = [path for path in (own_folder, folder) if path is not None]
     is_file = any((path / f"{stem}.yaml").is_file() for path in folders)
     if is_file or f"{stem}.yaml" in ConfigStore.instance().list(""):
-        return
+        return None
+    return _describe_missing_configuration(name, folders, schema_names)
 
+
+def _describe_missing_configuration(
+    name: str, folders: Sequence[Path], schema_names: Collection[str]
+) -> Problem:
+    """Returns the problem of a main configuration that no folder has; lists the existing ones."""
+    stem = name.removesuffix(".yaml")
     all_names: list[str] = []
-    lists = []
-    for path in folders:
-        files = sorted(path.glob("*.yaml"))
-        names = [file.stem for file in files if is_for_program(file, folders, schemas)]
-        lists.append(f"{', '.join(names) or 'none'} in {path}")
+    descriptions: list[str] = []
+    for folder in folders:
+        files = sorted(folder.glob("*.yaml"))
+        names = [file.stem for file in files if is_for_program(file, folders, schema_names)]
+        descriptions.append(f"{', '.join(names) or 'none'} in {folder}")
         all_names += names
 
-    expected = f"a configuration{suggest_nearest(stem, all_names)}: {'; '.join(lists)}"
+    expected = f"a configuration{suggest_nearest(stem, all_names)}: {'; '.join(descriptions)}"
     file = Path(name).expanduser()
     if file.is_file() or file.with_suffix(".yaml").is_file():
         fix = f"--config-dir {file.parent} --config-name {file.stem}"
@@ -161,11 +177,15 @@ def _find_missing_files(
         fix = f"--config-name {find_similar(stem, all_names) or 'NAME'}"
     else:
         fix = "--config-dir FOLDER"
-    yield Problem("--config-name", COMMAND_LINE, format_value(name), expected, fix)
+    return Problem("--config-name", COMMAND_LINE, format_value(name), expected, fix)
 
 
 def _describe_missing_folder(option: str, path: Path) -> Problem:
-    """Returns the problem of a config folder that does not exist, or is a file."""
+    """Returns the problem of a config folder that does not exist or is a file.
+
+    Args:
+        option: The option that names the folder.
+    """
     siblings = path.parent.iterdir() if path.parent.is_dir() else ()
     similar = suggest_nearest(path.name, [entry.name for entry in siblings if entry.is_dir()])
     if path.exists():
@@ -180,27 +200,26 @@ def _describe_missing_folder(option: str, path: Path) -> Problem:
 def _split_unknown_options(
     arguments: Sequence[str], schema: type
 ) -> tuple[list[str], list[Problem]]:
-    """Returns the arguments that Hydra accepts, and a problem for each option that it does not."""
+    """Returns the arguments that Hydra accepts, and a problem for each option that it refuses."""
     _, unknown = make_option_parser().parse_known_intermixed_args(list(arguments))
     accepted = list(arguments)
-    problems = []
+    problems: list[Problem] = []
     for option in unknown:
         if not option.startswith("-"):
             continue
+
         position = accepted.index(option)
         del accepted[position]
         name, equals, value = option.partition("=")
-        has_separate_value = (
-            not equals and position < len(accepted) and not re.search("^-|=", accepted[position])
-        )
-        if has_separate_value:
-            value = accepted.pop(position)
+        following = accepted[position : position + 1]
+        if not equals and following and not re.search("^-|=", following[0]):
+            value = accepted.pop(position)  # the option and its value are separate arguments
         problems.append(_describe_unknown_option(name, value, schema))
     return accepted, problems
 
 
 def _describe_unknown_option(option: str, value: str, schema: type) -> Problem:
-    """Returns the problem of an option that Hydra does not know, with the key that was meant."""
+    """Returns the problem of an option that Hydra refuses, with the key that was probably meant."""
     name = option.lstrip("-").replace("-", "_")
     expected = "key=value, or an option of Hydra"
     if name == "local_rank":
@@ -211,9 +230,9 @@ def _describe_unknown_option(option: str, value: str, schema: type) -> Problem:
         fix = f"accelerate launch {option} {value or '…'} SCRIPT …, before the script"
     elif name in ("config", "c"):
         path = Path(value or "NAME")
-        has_folder = path.name != value and value
-        fix = f"--config-dir {path.parent} " if has_folder else ""
-        fix += f"--config-name {path.name.removesuffix('.yaml')}"
+        fix = f"--config-name {path.name.removesuffix('.yaml')}"
+        if value and path.name != value:
+            fix = f"--config-dir {path.parent} {fix}"
     elif name == "resume":
         fix = f"resume_from_checkpoint_dir={value or 'latest'}"
     else:

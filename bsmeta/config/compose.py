@@ -1,8 +1,8 @@
-"""Composes files and overrides into a configuration; the only place that runs Hydra.
+"""Composes files and overrides into a configuration; only this module lets Hydra compose.
 
 Hydra only merges: an override may set any key, and `fill_section` finds the values that do not fit
-the schema. Hydra itself refuses only mistakes in its grammar, in groups and in defaults lists; it
-stops at the first of these, so each override is then tried alone.
+the schema. Hydra itself refuses only mistakes in its grammar, in groups and in defaults lists. It
+stops at the first of these, and then each override is tried alone, to find them all.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.composition import Composition
 from bsmeta.config.filling import fill_section
-from bsmeta.config.from_file import MISSING
+from bsmeta.config.from_file import UNSET_MARK
 from bsmeta.config.hydra_errors import describe_problem_of_files
 from bsmeta.config.hydra_files import ConfigReader, shorten_path
 from bsmeta.config.interpolation import finish_configuration
 from bsmeta.config.misfits import COMMAND_LINE, Misfit
 from bsmeta.config.overrides import Override, find_value, read_overrides
-from bsmeta.config.schema_types import store_name
+from bsmeta.config.schema_types import format_schema_name
 from bsmeta.config.structures import open_structure
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, raise_problems
 from bsmeta.core.files import ROOT
@@ -42,27 +42,35 @@ Config = TypeVar("Config")
 REFUSALS = (HydraException, OmegaConfBaseException)
 """The errors with which Hydra refuses a configuration."""
 
-# Names of the published system, in which steps become a cosine.
-_SCHEDULES = {"LINEAR_WITH_WARMUP": "linear", "CONSTANT_WITH_WARMUP": "constant"}
+# Names of schedules in the published system; its other schedules become a cosine.
+_PUBLISHED_SCHEDULES = {"LINEAR_WITH_WARMUP": "linear", "CONSTANT_WITH_WARMUP": "constant"}
+
+
+def _resolve_precision(value: Any) -> str:
+    """Returns `mixed_precision` for a boolean (true: bf16), or for the name of a type."""
+    text = str(value)
+    return {"true": "bf16", "false": "no"}.get(text.lower(), text)
+
+
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "repo": lambda path: str(ROOT / path),
     "share": lambda share, whole: round(share * whole),
-    # `mixed_precision` where a configuration says whether (true, false) or names the type.
-    "precision": lambda value: {"true": "bf16", "false": "no"}.get(str(value).lower(), str(value)),
-    "schedule": lambda name: _SCHEDULES.get(name, "cosine"),
+    "precision": _resolve_precision,
+    "schedule": lambda name: _PUBLISHED_SCHEDULES.get(name, "cosine"),
 }
+"""The resolvers of configurations: `${repo:…}`, `${share:…}` and so on."""
 
 
 @dataclass
 class Composed:
-    """The result of composing files and overrides.
+    """A configuration that was composed of files and overrides.
 
     Attributes:
-        values: The configuration without the values that do not fit.
-        written: All values as they were composed, with every `${…}`.
+        values: The values in the types of the schema, with its defaults for values that do not fit.
+        written: All values as they were written, with every `${…}`.
         files: The files that were read, in this order.
         overridden: The keys that the command line sets.
-        problems: All mistakes; those of the files come before those of the overrides.
+        problems: The mistakes in the files, then those in the overrides.
     """
 
     values: DictConfig
@@ -72,7 +80,7 @@ class Composed:
     problems: list[Problem]
 
     def make_composition(self, problems: Sequence[Problem]) -> Composition:
-        """Returns the configuration as it was written, with all of its problems."""
+        """Returns the configuration as it was written, together with its problems."""
         return Composition(
             values=self.written,
             files=self.files,
@@ -87,15 +95,18 @@ def compose_command_line(
     overrides: Sequence[str] = (),
     own_folder: Path | None = None,
 ) -> Config:
-    """Composes the configuration of the command line `--config-name config_name overrides…`.
+    """Composes a configuration as a command line would.
 
     Args:
-        own_folder: `--config-dir`.
+        config_name: The main configuration, as `--config-name` names it.
+        overrides: The arguments `key=value`.
+        own_folder: The folder of the user, as `--config-dir` names it.
 
     Raises:
         ConfigurationError: Listing the mistakes.
     """
-    return compose_with_sources(schema, config_name, overrides, own_folder)[0]
+    config, _ = compose_with_sources(schema, config_name, overrides, own_folder)
+    return config
 
 
 def compose_with_sources(
@@ -104,7 +115,7 @@ def compose_with_sources(
     overrides: Sequence[str] = (),
     own_folder: Path | None = None,
 ) -> tuple[Config, Composition]:
-    """Like `compose_command_line`; also returns the configuration as it was written."""
+    """Composes as `compose_command_line` does; also returns the values as they were written."""
     reader = ConfigReader(own_folder=own_folder)
     register_schema(schema, reader)
     composed = compose_files(config_name, read_overrides(overrides, schema, reader), schema, reader)
@@ -122,17 +133,21 @@ def register_schema(schema: type, reader: ConfigReader) -> None:
     reader.install()
 
 
-@lru_cache(maxsize=1)  # schemas share the names of their parents: the last one stored counts
+@lru_cache(maxsize=1)  # only for the last schema: another one replaces the names of the parents
 def _store_schema(schema: type) -> None:
-    """Registers the schema with Hydra under its name and those of its parents.
+    """Registers a schema with Hydra under its own name and the names of its parents.
 
-    YAML files that were written for a parent thus fit the schema, too. The defaults are stored as
-    plain values, which Hydra merges much faster; `fill_section` restores the types.
+    YAML files that were written for a parent therefore fit the schema as well. The defaults are
+    stored as plain values, which Hydra merges much faster; `fill_section` restores the types.
     """
-    name, *parents = map(store_name, filter(dataclasses.is_dataclass, schema.__mro__))
-    ConfigStore.instance().store(name=name, node=dataclasses.asdict(schema()))
-    for parent in parents:  # only by reference: Hydra copies the whole store for each composition
-        ConfigStore.instance().store(name=parent, node={"defaults": [name, "_self_"]})
+    classes = [cls for cls in schema.__mro__ if dataclasses.is_dataclass(cls)]
+    name, *parents = [format_schema_name(cls) for cls in classes]
+    store = ConfigStore.instance()
+    store.store(name=name, node=dataclasses.asdict(schema()))
+
+    # By reference, because Hydra copies the whole store for each composition.
+    for parent in parents:
+        store.store(name=parent, node={"defaults": [name, "_self_"]})
 
 
 def compose_files(
@@ -142,10 +157,11 @@ def compose_files(
     reader: ConfigReader,
     earlier_problems: Sequence[Problem] = (),
 ) -> Composed:
-    """Composes everything that can be composed.
+    """Composes a configuration without the entries and overrides that have mistakes.
 
     Args:
-        earlier_problems: Mistakes that have been found before.
+        config_name: The main configuration.
+        earlier_problems: Mistakes of the same command line that were found before.
 
     Raises:
         ConfigurationError: Listing the mistakes, if nothing can be composed.
@@ -154,10 +170,10 @@ def compose_files(
 
 
 class _Composer:
-    """Composes one configuration, leaving out the entries and overrides with mistakes.
+    """Composes one configuration; see `compose_files`.
 
     Attributes:
-        written: The values as Hydra has composed them last, with every `${…}`.
+        written: The values that Hydra has composed last, with every `${…}`.
     """
 
     def __init__(
@@ -177,6 +193,11 @@ class _Composer:
         self._problems_of_files: list[Problem] = []
 
     def compose(self) -> Composed:
+        """Composes the configuration.
+
+        Raises:
+            ConfigurationError: See `compose_files`.
+        """
         if self._compose_written(self._select_valid_overrides()) is not None:
             self._drop_refused()
         self._check_schema()
@@ -186,20 +207,26 @@ class _Composer:
             written=self.written,
             files=tuple(self._reader.files),
             overridden=tuple(override.name for override in self._overrides),
-            problems=self._find_problems(),
+            problems=self._list_problems(),
         )
 
     def _select_valid_overrides(self) -> list[Override]:
+        """Returns the overrides in which no mistake has been found so far."""
         return [override for override in self._overrides if not override.problems]
 
-    def _find_problems(self) -> list[Problem]:
+    def _list_problems(self) -> list[Problem]:
+        """Lists the mistakes that have been found so far."""
         problems = [*self._earlier_problems, *self._problems_of_files]
         for override in self._overrides:
             problems += override.problems
         return problems
 
     def _compose_written(self, overrides: Sequence[Override]) -> Exception | None:
-        """Composes `written` from the files and some overrides; returns Hydra's error, if any."""
+        """Composes `written` from the files and some overrides.
+
+        Returns:
+            Hydra's error; None if it composes them.
+        """
         GlobalHydra.instance().clear()
         self._reader.clear()
         self.written = {}
@@ -208,7 +235,7 @@ class _Composer:
                 texts = [override.format_forced() for override in overrides]
                 composed = hydra.compose(self._config_name, texts, return_hydra_config=True)
         except RecursionError as error:
-            files = ", ".join(map(shorten_path, self._reader.files))
+            files = ", ".join(shorten_path(file) for file in self._reader.files)
             raise ConfigurationError(f"the defaults lists of {files} name each other") from error
         except REFUSALS as error:
             return error
@@ -224,49 +251,48 @@ class _Composer:
                 describe_problem_of_files(refusal, self._reader, self._schema)
             )
             entry = getattr(refusal, "missing_cfg_file", None)
-            if entry is None or entry in self._reader.left_out:
-                raise_problems(self._find_problems())
-            self._reader.left_out.add(str(entry))
+            if entry is None or entry in self._reader.ignored_entries:
+                raise_problems(self._list_problems())
+            self._reader.ignored_entries.add(str(entry))
 
         for override in self._select_valid_overrides():
             if refusal := self._compose_written([override]):
                 override.problems = [override.explain_refusal(refusal)]
 
         if refusal := self._compose_written(self._select_valid_overrides()):
-            raise_problems(
-                self._find_problems()
-                or [describe_problem_of_files(refusal, self._reader, self._schema)]
-            )
+            # Each override is valid alone, but some of them not together.
+            problem = describe_problem_of_files(refusal, self._reader, self._schema)
+            raise_problems(self._list_problems() or [problem])
 
     def _check_schema(self) -> None:
-        """Notes files that do not begin with the schema."""
+        """Adds a problem if the files do not begin with the schema."""
         deleted = {override.name for override in self._overrides if override.deletes}
-        missing = {*read_type_hints(self._schema)} - deleted - {*self.written}
+        missing = set(read_type_hints(self._schema)) - deleted - set(self.written)
         if missing and not self._problems_of_files:
-            name = store_name(self._schema)
+            name = format_schema_name(self._schema)
             expected = f"the schema of {self._schema.__name__} as its first entry"
             fix = f"defaults: [{name}, …, _self_], as in hydra_configs/demo.yaml"
             problem = Problem("defaults", HYDRA, "no schema", expected, fix)
             self._problems_of_files.append(problem)
 
     def _fill_schema(self) -> DictConfig:
-        """Sets the fields of the schema, and notes the values that do not fit."""
+        """Sets the fields of the schema; adds a problem for each value that does not fit."""
         values = open_structure(self._schema)
         overrides = self._select_valid_overrides()
         for misfit in fill_section(values, self.written):
-            self._note_misfit(misfit, overrides)
+            self._add_misfit(misfit, overrides)
 
         valid_overrides = self._select_valid_overrides()
         if valid_overrides != overrides and self._compose_written(valid_overrides) is None:
-            # Dropping an override restores the value that it replaced, so the schema is filled
-            # again; all misfits have been noted in the first pass.
+            # Without an override, the value that it replaced takes effect, so the schema is filled
+            # again. The misfits were found in the first pass.
             values = open_structure(self._schema)
             for _ in fill_section(values, self.written):
                 pass
         return values
 
-    def _note_misfit(self, misfit: Misfit, overrides: Sequence[Override]) -> None:
-        """Notes a misfit as a problem of its source: the last override or file that sets it."""
+    def _add_misfit(self, misfit: Misfit, overrides: Sequence[Override]) -> None:
+        """Adds the problem of a misfit to its source: the last override or file that sets it."""
         for override in reversed(overrides):
             if override.sets(misfit.path):
                 written = override.value if override.name == misfit.key else None
@@ -276,10 +302,10 @@ class _Composer:
         self._problems_of_files.append(self._describe_problem_of_file(misfit))
 
     def _describe_problem_of_file(self, misfit: Misfit) -> Problem:
-        """Returns the problem of a value that a file sets."""
-        for package, file in self._list_files_in_merge_order()[::-1]:
+        """Returns the problem of a misfit that a file sets."""
+        for package, file in reversed(self._list_files_in_merge_order()):
             content = self._reader.files[file].content
-            if find_value(package, content, misfit.path) is MISSING:
+            if find_value(package, content, misfit.path) is UNSET_MARK:
                 continue
             if misfit.expected is None and misfit.path == (package.partition(".")[0],):
                 expected = (
@@ -292,7 +318,7 @@ class _Composer:
         return misfit.describe_problem(HYDRA, self._schema)
 
     def _list_files_in_merge_order(self) -> list[tuple[str, Path]]:
-        """Lists the files as Hydra merges them, each with the section that it sets."""
+        """Lists the sections and files that set them, in the order in which Hydra merges them."""
         texts = [override.format_forced() for override in self._select_valid_overrides()]
         with hydra.initialize_config_dir(str(self._reader.main_folder), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
@@ -300,14 +326,14 @@ class _Composer:
 
         files = []
         for default in defaults:
-            file = self._reader.paths.get(default.config_path)
+            file = self._reader.files_by_name.get(default.config_path)
             if file is not None:
                 files.append((default.package or "", file))
         return files
 
 
 def extract_plain_values(composed: DictConfig) -> dict[str, Any]:
-    """Returns the composed values without Hydra's settings; every `${…}` as it is written."""
+    """Returns the composed values without Hydra's settings, and with every `${…}` as written."""
     values = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(values, dict)
     return {str(name): value for name, value in values.items() if name != "hydra"}

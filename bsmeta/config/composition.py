@@ -1,4 +1,4 @@
-"""A composed configuration as it was written: every `${…}`, and the sources of its values."""
+"""A composed configuration as it was written, with every `${…}` and the sources of its values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.from_file import MISSING, NO_VALUE
+from bsmeta.config.from_file import NO_VALUE, UNSET_MARK
 from bsmeta.config.interpolation import find_texts
-from bsmeta.core.errors import MISSING as ABSENT
-from bsmeta.core.errors import Problem, look_up
+from bsmeta.core.errors import MISSING, Problem, look_up
 
 _KEY = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 _BRACE = re.compile(r"\$\{|[{}]")
@@ -20,13 +19,13 @@ _SELECT_PREFIX = "oc.select:"
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """A configuration as it was composed, before any `${…}` was resolved.
+    """A configuration as it was written, before any `${…}` was resolved.
 
     Attributes:
         values: The keys and values.
         files: The files that were read, in this order.
         overridden: The keys that the command line sets.
-        problems: The problems of the files and of the command line.
+        problems: The mistakes in the files and on the command line.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -35,24 +34,26 @@ class Composition:
     problems: tuple[Problem, ...] = ()
 
     def is_read(self, name: str) -> bool:
-        """Whether a `${…}` of the configuration reads a key, or one below it."""
-        return any(f"{key}.".startswith(f"{name}.") for key in self._read_keys())
+        """Whether a `${…}` of the configuration reads a key, or a key below it."""
+        return any(f"{key}.".startswith(f"{name}.") for key in self._collect_read_keys())
 
     def list_unread_keys(self, name: str, checked: Collection[str] = ()) -> list[str]:
         """Lists the keys below a key that no `${…}` of the configuration reads.
 
-        A whole branch is one name. If no `${…}` reads any part of the key, as in the configuration
-        that a run has saved, only the keys of the command line are listed.
+        If nothing in a section is read, only the section is listed. If no `${…}` reads any part of
+        the key, as in the configuration that a run has saved, only the keys that the command line
+        sets are listed.
 
         Args:
+            name: The dotted key.
             checked: Keys that the program itself reads.
         """
-        read_keys = {key for key in self._read_keys() if f"{key}.".startswith(f"{name}.")}
+        read_keys = {key for key in self._collect_read_keys() if f"{key}.".startswith(f"{name}.")}
         if not read_keys:
             return [key for key in self.overridden if key.startswith(f"{name}.")]
-        return [*_find_unread(self.values[name], name, {*read_keys, *checked})]
+        return list(_find_unread(self.values[name], name, read_keys.union(checked)))
 
-    def _read_keys(self) -> set[str]:
+    def _collect_read_keys(self) -> set[str]:
         """Returns the keys that the `${…}` of the configuration read."""
         read_keys: set[str] = set()
         for text in find_texts(self.values):
@@ -60,39 +61,47 @@ class Composition:
         return read_keys
 
     def _find_keys_in(self, text: str) -> Iterator[str]:
-        """Yields the keys that a text reads, including those of an `oc.select` fallback in use."""
-        for body in _find_interpolated(text):
+        """Yields the keys that the `${…}` of a text read.
+
+        The fallback of an `oc.select` counts only if its key has no value.
+        """
+        for body in _find_interpolations(text):
             arguments = body.removeprefix(_SELECT_PREFIX)
             is_select = arguments != body
             name, _, fallback = (part.strip() for part in arguments.partition(","))
             if not _KEY.fullmatch(name) or (fallback and not is_select):
                 yield from self._find_keys_in(body)  # the arguments of another resolver
-            elif is_select and look_up(self.values, name) in (ABSENT, MISSING, NO_VALUE):
+            elif is_select and look_up(self.values, name) in (MISSING, UNSET_MARK, NO_VALUE):
                 yield from self._find_keys_in(fallback)
             else:
                 yield name
 
 
-NOTHING = Composition()
+EMPTY_COMPOSITION = Composition()
 """The composition of a configuration that was built in Python."""
 
 
-def _find_interpolated(text: str) -> Iterator[str]:
+def _find_interpolations(text: str) -> Iterator[str]:
     """Yields the content of each outermost `${…}` of a text."""
     start = 0
     depth = 0
     for brace in _BRACE.finditer(text):
-        if depth == 0 and brace[0] != "${":
-            continue
         if depth == 0:
+            if brace[0] != "${":
+                continue  # a brace outside of any interpolation
             start = brace.end()
+
         depth += -1 if brace[0] == "}" else 1
         if depth == 0:
             yield text[start : brace.start()]
 
 
 def _find_unread(value: Any, name: str, read_keys: set[str]) -> Iterator[str]:
-    """Yields the unread keys of a value, each as the whole branch that is unread."""
+    """Yields the unread keys of a value; a section in which nothing is read is one key.
+
+    Args:
+        name: The dotted key of the value.
+    """
     if name in read_keys:
         return
     if not any(key.startswith(f"{name}.") for key in read_keys):

@@ -10,19 +10,19 @@ from bsmeta.core.keys import key
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig(CausalLMConfig):
-    """Training sequences, prepared for a run with these keys."""
+    """Settings to prepare the training sequences of a run with these keys."""
 
     out: str | None = key(None, is_path=True, heading="What to prepare")
     """folder to write, for data_config.prepared of the run"""
     epochs: int = key(1, at_least=1)
     """number of passes of each stream over its shards to prepare"""
     world_size: int = key(1, at_least=1)
-    """processes of the run, which determine where a schedule of the metadata switches"""
+    """number of processes of the run, on which the steps of a metadata schedule depend"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig(CausalLMConfig):
-    """The files of a run with these keys, copied to a disk."""
+    """Settings to copy the files of a run with these keys to a disk."""
 
     out: str | None = key(None, is_path=True, heading="What to copy")
     """folder to write, on a disk of this machine or a shared one"""

@@ -1,6 +1,6 @@
 """Schema of `data_config`: where documents come from, and how they become batches; its checks.
 
-The checks find values that are wrong with any data, and read no data.
+The checks read no data; they find values that are invalid whatever the data are.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from bsmeta.core.keys import find_bound_problems, key
 from bsmeta.core.secrets import format_url
 
 MAX_PARTS = 1 << 20
-"""Maximum sum of a mixture's weights as integers in lowest terms: the number of sequences in a
-period. A run computes the period when it starts, which takes about a second at this size."""
+"""Maximum sum of a mixture's weights as integers in lowest terms, which is the number of sequences
+in its period. A run computes the period when it starts, which takes about a second at this size."""
 
 EXTRACTORS = ("resiliparse", "trafilatura")
-"""The extractors of a page's main content, see `content`."""
+"""The extractors of a page's main content; see `DataConfig.content`."""
 
 BY_TEXT = "text"
-"""The `row_budget` under which rows are packed by their text tokens alone."""
+"""The `row_budget` with which only the text tokens of a row count."""
 
-SCHEME = "hf://"
-"""The scheme of the address of a file on the Hugging Face Hub."""
+HUB_SCHEME = "hf://"
+"""The scheme of addresses of files on the Hugging Face Hub."""
 
 OBJECT_STORES = ("s3://", "gs://", "az://")
-"""The schemes of the addresses of objects in buckets."""
+"""The schemes of addresses of objects in buckets."""
 
-REMOTE = (SCHEME, *OBJECT_STORES)
-"""The schemes of files that are read in ranges, without downloading them first."""
+REMOTE_SCHEMES = (HUB_SCHEME, *OBJECT_STORES)
+"""The schemes of files that are read in ranges, without a download."""
 
 _HELD_OUT_KEY = "data_config.validation_file"
 
 _WEB_SCHEMES = ("http://", "https://")
 
 _SCHEME_ALIASES = {"s3a://": "s3://", "s3n://": "s3://", "gcs://": "gs://"}
-"""Other names of the schemes of buckets."""
+"""Other spellings of the schemes of buckets, and the scheme that is read."""
 
 _AZURE_ALIASES = ("abfs://", "abfss://", "wasb://", "wasbs://")
-"""Other schemes of containers on Azure, whose addresses name the account, too."""
+"""Other schemes of containers on Azure, whose addresses also name the account."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class SourceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Documents, and their way into batches."""
+    """Sources of documents, and how they become batches."""
 
     train_file: Any = key(None, is_path=True, takes_addresses=True)
     """training shards: a path, a glob, or a list of them; also on the Hub
@@ -157,20 +157,21 @@ class DataConfig:
 
 
 def compute_metadata_room(config: DataConfig) -> int:
-    """Returns the metadata tokens that a row may hold besides its `max_seq_len` other tokens."""
+    """Returns the number of metadata tokens that a row may have beyond `max_seq_len`."""
     if config.row_budget != BY_TEXT or not config.metadata_config.metadata_list:
         return 0
-    room = config.row_metadata_budget
-    return config.metadata_config.max_seq_len if room is None else room
+    if config.row_metadata_budget is None:
+        return config.metadata_config.max_seq_len
+    return config.row_metadata_budget
 
 
 def compute_row_length(config: DataConfig) -> int:
-    """Returns the length of a row in tokens; under `row_budget=text`, the largest length."""
+    """Returns the length of a row in tokens; with `row_budget=text`, its maximum length."""
     return config.metadata_config.max_seq_len + compute_metadata_room(config)
 
 
 def build_source_configs(config: DataConfig) -> dict[str, DataConfig]:
-    """Returns the data of each source by its name; without a mixture, `{"": config}`."""
+    """Returns the configuration of each source by its name; `{"": config}` without a mixture."""
     if not config.sources:
         return {"": config}
     return {
@@ -185,30 +186,38 @@ def build_source_configs(config: DataConfig) -> dict[str, DataConfig]:
 
 
 def compute_parts(weights: Sequence[float]) -> list[int]:
-    """Returns the smallest integers in proportion to the weights as written in decimal notation."""
+    """Returns the smallest integers that are proportional to weights in decimal notation."""
     fractions = [Fraction(repr(float(weight))) for weight in weights]
-    scale = math.lcm(*(share.denominator for share in fractions))
-    whole_numbers = [int(share * scale) for share in fractions]
-    return [part // math.gcd(*whole_numbers) for part in whole_numbers]
+    scale = math.lcm(*(fraction.denominator for fraction in fractions))
+    integers = [int(fraction * scale) for fraction in fractions]
+    divisor = math.gcd(*integers)
+    return [integer // divisor for integer in integers]
 
 
 def iterate_train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
     """Yields the entries of `train_file`, or of each source's: the key, and a path or glob.
 
     Relative paths are resolved inside `dataset_name` if it is set.
-    """
-    files_of_keys = {
-        f"data_config.sources.{number}.train_file": source.train_file
-        for number, source in enumerate(config.sources)
-    }
-    if not config.sources:
-        files_of_keys = {"data_config.train_file": config.train_file}
 
-    for name, files in files_of_keys.items():
-        entries = [files] if isinstance(files, (str, os.PathLike)) else files or []
+    Raises:
+        ConfigurationError: If a `train_file` has another type.
+    """
+    if config.sources:
+        train_files = {
+            f"data_config.sources.{number}.train_file": source.train_file
+            for number, source in enumerate(config.sources)
+        }
+    else:
+        train_files = {"data_config.train_file": config.train_file}
+
+    for name, train_file in train_files.items():
+        entries = train_file or []
+        if isinstance(train_file, (str, os.PathLike)):
+            entries = [train_file]
         if not isinstance(entries, (list, tuple)):
             raise ConfigurationError(
-                f"{name}: found {format_value(files)}, expected a path, a glob, or a list of them",
+                f"{name}: found {format_value(train_file)}, expected a path, a glob, or a list of "
+                "them",
                 [name],
             )
         for entry in entries:
@@ -216,7 +225,7 @@ def iterate_train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
 
 
 def describe_train_files(config: DataConfig) -> str:
-    """Describes the training shards for reports."""
+    """Describes the training shards for reports, with the share of each source of a mixture."""
     if config.sources:
         total_weight = sum(source.weight for source in config.sources)
         return "; ".join(
@@ -224,8 +233,10 @@ def describe_train_files(config: DataConfig) -> str:
             for source in config.sources
         )
 
-    files = config.train_file
-    return ", ".join(map(str, files)) if isinstance(files, list) else str(files or "*.jsonl.gz")
+    train_file = config.train_file
+    if isinstance(train_file, list):
+        return ", ".join(map(str, train_file))
+    return str(train_file or "*.jsonl.gz")
 
 
 def find_local_dataset(config: DataConfig) -> str | None:
@@ -233,45 +244,59 @@ def find_local_dataset(config: DataConfig) -> str | None:
 
     An existing folder takes precedence over a data set of the same name, as in `datasets`.
     """
-    name = config.dataset_name or ""
+    name = config.dataset_name
+    if not name:
+        return None
+
     folder = os.path.expanduser(name)
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
-    return folder if name and (is_path or os.path.isdir(folder)) else None
+    return folder if is_path or os.path.isdir(folder) else None
 
 
 def resolve_in_dataset(entry: str, config: DataConfig) -> str:
-    """Resolves a file name; with `dataset_name`, a relative name is in that data set."""
+    """Resolves a path, glob or address: a relative path is in `dataset_name`, if that is set."""
     if not config.dataset_name or entry.startswith("/") or "://" in entry:
         return entry
+
     folder = find_local_dataset(config)
     if folder is None:
-        return f"{SCHEME}datasets/{config.dataset_name}/{entry}"
-    return os.path.join(glob.escape(folder) if glob.has_magic(entry) else folder, entry)
+        return f"{HUB_SCHEME}datasets/{config.dataset_name}/{entry}"
+    if glob.has_magic(entry):
+        folder = glob.escape(folder)
+    return os.path.join(folder, entry)
 
 
 def check_data(config: DataConfig) -> None:
-    """Raises an error for values that are wrong with any data."""
-    raise_problems([*find_data_problems(config)])
+    """Refuses values that are invalid whatever the data are.
+
+    Raises:
+        ConfigurationError: Listing the problems.
+    """
+    raise_problems(list(find_data_problems(config)))
 
 
 def find_data_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields problems with single values and with combinations of values."""
+    """Yields a problem for each invalid value, and for each invalid combination of values."""
     yield from find_bound_problems(config, "data_config.")
     yield from _find_column_problems("data_config.columns", config.columns)
     yield from _find_source_problems(config)
     yield from _find_address_problems(config)
     yield from _find_pattern_problems(config)
 
-    if config.dataset_revision is not None and not any(
-        _takes_revision(entry) for _, entry in _list_file_entries(config)
-    ):
-        expected = "null: nothing is read from the Hub, or only at a revision of its own (@)"
-        fix = "leave it out, or name the data as data_config.dataset_name or hf://datasets/…"
-        yield _describe_refusal(config, "dataset_revision", expected, fix)
+    if config.dataset_revision is not None:
+        entries = [entry for _, entry in _iterate_file_entries(config)]
+        if not any(_takes_revision(entry) for entry in entries):
+            expected = "null: nothing is read from the Hub, or only at a revision of its own (@)"
+            fix = "leave it out, or name the data as data_config.dataset_name or hf://datasets/…"
+            yield _describe_refusal(config, "dataset_revision", expected, fix)
 
 
 def _find_column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Problem]:
-    """Yields problems with column paths: impossible ones, and those inside another path's value."""
+    """Yields a problem for each path of a column that is malformed, or leads into another's value.
+
+    Args:
+        key: The dotted key of the columns.
+    """
     paths = {"text": "text", **columns} if columns else {}
     for name, path in paths.items():
         inner_paths = [other for other in paths.values() if other.startswith(f"{path}.")]
@@ -287,32 +312,18 @@ def _find_column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Prob
 
 
 def _find_source_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields problems with sources: incomplete, of equal names, or beside `train_file`."""
+    """Yields a problem for each incomplete source, equal names, and `train_file` beside sources."""
     names = [source.name for source in config.sources]
     for number, source in enumerate(config.sources):
         key = f"data_config.sources.{number}"
         yield from _find_column_problems(f"{key}.columns", source.columns)
 
-        if not re.fullmatch(r"[\w.-]+", source.name):
-            expected = "a name of letters, digits, dots, hyphens and underscores"
-            yield Problem(
-                f"{key}.name", HYDRA, format_value(source.name), expected, f"{key}.name=web"
-            )
-        elif source.name in names[:number]:
-            expected = "a name of its own: another source has this one"
-            yield Problem(
-                f"{key}.name",
-                HYDRA,
-                format_value(source.name),
-                expected,
-                f"rename one {source.name}",
-            )
+        yield from _find_source_name_problems(f"{key}.name", source.name, names[:number])
 
         if not source.train_file:
+            found = format_value(source.train_file)
             fix = f"{key}.train_file=FOLDER/*.jsonl.gz (or a list of files)"
-            yield Problem(
-                f"{key}.train_file", HYDRA, format_value(source.train_file), "its shards", fix
-            )
+            yield Problem(f"{key}.train_file", HYDRA, found, "its shards", fix)
 
     yield from _find_weight_problems([source.weight for source in config.sources])
 
@@ -321,8 +332,20 @@ def _find_source_problems(config: DataConfig) -> Iterator[Problem]:
         yield _describe_refusal(config, "train_file", expected, "data_config.train_file=null")
 
 
+def _find_source_name_problems(
+    key: str, name: str, earlier_names: Sequence[str]
+) -> Iterator[Problem]:
+    """Yields a problem if the name of a source has invalid characters, or is not unique."""
+    if not re.fullmatch(r"[\w.-]+", name):
+        expected = "a name of letters, digits, dots, hyphens and underscores"
+        yield Problem(key, HYDRA, format_value(name), expected, f"{key}=web")
+    elif name in earlier_names:
+        expected = "a name of its own: another source has this one"
+        yield Problem(key, HYDRA, format_value(name), expected, f"rename one {name}")
+
+
 def _find_weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
-    """Yields a problem if the weights of a mixture have too long a common period."""
+    """Yields a problem if the weights of a mixture have too long a period."""
     if not weights or not all(0 < weight < math.inf for weight in weights):
         return  # out of bounds, and refused for that
     if sum(compute_parts(weights)) > MAX_PARTS:
@@ -334,8 +357,8 @@ def _find_weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
 
 
 def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields a problem for each address whose scheme names a file system that cannot be read."""
-    for name, entry in _list_file_entries(config):
+    """Yields a problem for each address in a file system that the reader cannot read."""
+    for name, entry in _iterate_file_entries(config):
         address = re.match(r"([a-z][a-z0-9+.-]*)://", entry, re.IGNORECASE)
         if address is None:
             continue
@@ -343,19 +366,25 @@ def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
         printable_entry = format_url(entry)
         scheme = address[0].lower()
         is_read_by_tensorflow = config.reader == "tf" and name != _HELD_OUT_KEY
-        if is_read_by_tensorflow and scheme in (SCHEME, *_WEB_SCHEMES):
+        if is_read_by_tensorflow and scheme in (HUB_SCHEME, *_WEB_SCHEMES):
             expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
             fix = "data_config.reader=native"
             yield Problem(name, HYDRA, format_value(printable_entry), expected, fix)
-        elif not is_read_by_tensorflow and scheme not in REMOTE:
+        elif not is_read_by_tensorflow and scheme not in REMOTE_SCHEMES:
             stores = "s3://BUCKET/…, gs://BUCKET/… or az://CONTAINER/…"
-            expected = f"a path, or {SCHEME}datasets/OWNER/NAME/…, {stores}"
+            expected = f"a path, or {HUB_SCHEME}datasets/OWNER/NAME/…, {stores}"
             fix = _suggest_readable_entry(name, scheme, printable_entry[len(scheme) :])
             yield Problem(name, HYDRA, f"{format_value(printable_entry)} ({scheme})", expected, fix)
 
 
 def _suggest_readable_entry(name: str, scheme: str, location: str) -> str:
-    """Suggests a readable entry in place of the address `{scheme}{location}` of a key."""
+    """Returns the fix for an address that cannot be read.
+
+    Args:
+        name: The key that has the address.
+        scheme: The scheme of the address, in lower case.
+        location: The rest of the address.
+    """
     if scheme == "file://":
         return f"{name}={location}"
     if scheme in _SCHEME_ALIASES:
@@ -370,7 +399,7 @@ def _suggest_readable_entry(name: str, scheme: str, location: str) -> str:
 
 
 def _find_pattern_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields a problem if the held-out file is a local pattern, which matches whole shards."""
+    """Yields a problem if `validation_file` is a local glob, which could match several shards."""
     path = resolve_in_dataset(config.validation_file or "", config)
     if "://" in path or not glob.has_magic(path) or os.path.exists(path):
         return
@@ -382,9 +411,9 @@ def _find_pattern_problems(config: DataConfig) -> Iterator[Problem]:
     yield Problem(_HELD_OUT_KEY, HYDRA, found, "the path of one file", fix)
 
 
-def _list_file_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yields each key that names files, with its value resolved inside `dataset_name`."""
-    entries = [*iterate_train_entries(config)]
+def _iterate_file_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yields the keys that name training and held-out files, each with a resolved entry."""
+    entries = list(iterate_train_entries(config))
     if not entries and config.dataset_name:
         entries = [("data_config.dataset_name", resolve_in_dataset("", config))]
     yield from entries
@@ -395,9 +424,9 @@ def _list_file_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
 
 def _takes_revision(entry: str) -> bool:
     """Whether an entry is read from the Hub and does not name a revision itself."""
-    return entry.startswith(SCHEME) and "@" not in "/".join(entry.split("/")[:5])
+    return entry.startswith(HUB_SCHEME) and "@" not in "/".join(entry.split("/")[:5])
 
 
 def _describe_refusal(config: DataConfig, name: str, expected: str, fix: str) -> Problem:
-    """Returns the problem of a key of the section, with its value."""
+    """Returns the problem of a key of `data_config` with the value that it has."""
     return Problem(f"data_config.{name}", HYDRA, format_value(getattr(config, name)), expected, fix)

@@ -1,11 +1,12 @@
 """Checks the DeepSpeed JSON, alone and against Hydra, and fills in every "auto".
 
-The file must be readable, without duplicate keys or keys that DeepSpeed ignores. Its blocks must
-pass DeepSpeed's own models, which would otherwise refuse them only after the language model is
-loaded. The defaults of missing keys are from DeepSpeed 0.19.8.
+The file must be readable, without duplicate keys and without keys that DeepSpeed ignores. Its
+blocks must pass DeepSpeed's own pydantic models, which would otherwise refuse them only after the
+language model is loaded. The defaults of missing keys are those of DeepSpeed 0.19.8.
 
-The trainer builds the optimizer and the schedule itself: blocks for them (for other trainers) must
-agree with Hydra, and are then removed. Hydra owns every block except `zero_optimization`.
+Hydra determines the values of every block except `zero_optimization`. The trainer builds the
+optimizer and the schedule itself: their blocks, which other trainers read, must agree with Hydra,
+and are then removed.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from bsmeta.core.errors import (
     look_up,
     suggest_nearest,
 )
-from bsmeta.core.keys import about, iterate_leaves
+from bsmeta.core.keys import get_declaration, iterate_leaves
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import declare_secrets_in
 
 AUTO = "auto"
 
-# DeepSpeed reads only the first four blocks with a pydantic model of its own, and does not validate
-# the values beside the blocks; wrong ones fail later.
+# DeepSpeed validates only the first four blocks, with pydantic models. Wrong values elsewhere fail
+# later.
 _BLOCKS = (
     "zero_optimization", "bf16", "fp16", "comms_logger", "aio", "checkpoint", "data_types",
     "flops_profiler", "optimizer", "scheduler",
@@ -67,9 +68,9 @@ _BLOCKS_SET_IN_HYDRA = {
     "csv_monitor": "trackers",
 }
 
-# Switches that the trainer sets, or that would scatter a checkpoint across machines.
+# Switches that the trainer sets itself, or that would scatter a checkpoint across machines.
 _CHECKPOINT_SWITCHES = ("checkpoint.load_universal", "checkpoint.use_node_local_storage")
-# Keys that take over work of the trainer, or values that it needs.
+# Keys with which DeepSpeed takes over work of the trainer, or withholds values that it needs.
 _UNSUPPORTED_KEYS = tuple(
     f"zero_optimization.{name}" for name in ("compute_grad_norm", "legacy_stage1", "zenflow")
 )
@@ -77,7 +78,7 @@ _UNSUPPORTED_KEYS = tuple(
 _WHOLE_FILE = "(the file)"
 _SPELLING_FIX = "correct the name, or delete it"
 
-# Blocks for parts that the trainer builds itself: they must agree with Hydra, and are then removed.
+# Blocks of objects that the trainer builds itself.
 _REMOVED_BLOCKS = ("optimizer", "scheduler")
 _OPTIMIZERS = ("AdamW", "Adam")
 # lr_scheduler_type of Hydra -> scheduler.type of DeepSpeed.
@@ -86,7 +87,8 @@ _SCHEDULERS = {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constant"
 _ZERO_BLOCK = "zero_optimization"
 _STAGE_KEY = "zero_optimization.stage"
 _FORCE_KEY = "zero_force_ds_cpu_optimizer"
-_GATHER_KEY = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+_GATHER_NAME = "stage3_gather_16bit_weights_on_model_save"
+_GATHER_KEY = f"zero_optimization.{_GATHER_NAME}"
 # "auto" here is filled in from the model's hidden size once the model is loaded.
 _HIDDEN_SIZE_KEYS = tuple(
     f"zero_optimization.{name}"
@@ -98,15 +100,16 @@ _HIDDEN_SIZE_KEYS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class _SharedKey:
-    """A key of the JSON whose value Hydra owns.
+    """A key of the JSON whose value Hydra determines.
 
     Attributes:
-        key: The key in the JSON, dotted.
-        owner: The Hydra key (or the calculation) that determines the value, as shown in messages.
-        value: The value according to Hydra.
-        default: The value that DeepSpeed uses if the key is missing; None: the key may be missing.
-        override: Returns the override that makes Hydra agree with a value of the JSON; None: no
-            override does.
+        key: The dotted key in the JSON.
+        owner: The Hydra key or the calculation that determines the value, for messages.
+        value: The value that Hydra determines.
+        default: The value that DeepSpeed uses if the key is missing, for messages; None: the key
+            may be missing.
+        override: Formats the override that makes Hydra agree with a value of the JSON; None: there
+            is no such override.
     """
 
     key: str
@@ -117,22 +120,24 @@ class _SharedKey:
 
 
 def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
-    """Reads a DeepSpeed JSON; returns its object and the problems of the file itself.
+    """Reads a DeepSpeed JSON.
 
-    A missing file is reported by the check of the launch.
+    Returns:
+        The object, and the problems of the file itself. The object is None if the file is not
+        readable or is missing; the check of the launch reports a missing file.
     """
     if not path.is_file():
         return None, []
     file = str(path)
     duplicates: list[str] = []
 
-    def make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(name for name, _ in pairs)
         duplicates.extend(sorted(name for name, count in counts.items() if count > 1))
         return dict(pairs)
 
     try:
-        document = parse_json(path.read_text(encoding="utf-8"), object_pairs_hook=make_dict)
+        document = parse_json(path.read_text(encoding="utf-8"), object_pairs_hook=make_object)
     except OSError as error:
         reason = str(error.strerror)
         fix = "make it readable, or name another file"
@@ -151,7 +156,7 @@ def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
 
 
 class DeepSpeedJson:
-    """A DeepSpeed JSON beside the configuration and the launch that it must agree with."""
+    """A DeepSpeed JSON, and the configuration and the launch with which it must agree."""
 
     def __init__(self, document: Mapping[str, Any], config: RunConfig, launch: Launch) -> None:
         self._document = document
@@ -159,20 +164,21 @@ class DeepSpeedJson:
         self._launch = launch
         self._file = str(launch.deepspeed_config_file)
 
-    def problems(self, reported: set[str]) -> list[Problem]:
-        """Lists the problems of the document.
+    def find_problems(self, reported: set[str]) -> list[Problem]:
+        """Returns the problems of the document.
 
         Args:
             reported: Dotted keys for which a problem has already been reported.
         """
         problems = [*self._find_unknown_keys(), *self.find_disagreements()]
-        reported = reported | {problem.key for problem in problems}
+        reported = reported.union(problem.key for problem in problems)
         return [*problems, *self._find_invalid_values(reported)]
 
     def fill_values(self) -> dict[str, Any]:
-        """Returns the document for DeepSpeed: with Hydra's values, without optimizer and scheduler.
+        """Returns the document that DeepSpeed reads.
 
-        Only the bucket sizes that depend on the model's hidden size may still be `"auto"`.
+        It has the values of Hydra, and no blocks for optimizer and scheduler. Only the bucket sizes
+        that depend on the model's hidden size may still be `"auto"`.
         """
         filled = copy.deepcopy(dict(self._document))
         for block in _REMOVED_BLOCKS:
@@ -184,14 +190,15 @@ class DeepSpeedJson:
             section[name] = shared.value
 
         if look_up(filled, _GATHER_KEY) == AUTO:
-            filled[_ZERO_BLOCK][_GATHER_KEY.rpartition(".")[2]] = look_up(filled, _STAGE_KEY) == 3
+            is_stage_3 = look_up(filled, _STAGE_KEY) == 3
+            filled[_ZERO_BLOCK][_GATHER_NAME] = is_stage_3
         return filled
 
     def find_disagreements(self) -> Iterator[Problem]:
         """Yields a problem for each key that is missing, or disagrees with Hydra or the launch."""
         shared_keys = self._list_shared_keys()
         for shared in shared_keys:
-            yield from self._compare(shared)
+            yield from self._compare_value(shared)
         yield from self._compare_removed_blocks()
         yield from self._find_zero_problems()
 
@@ -205,16 +212,22 @@ class DeepSpeedJson:
                 yield self._describe_problem(key, expected, "write the value, or delete the key")
 
     def _read_value(self, key: str) -> Any:
+        """Returns the value of a dotted key of the document; `MISSING` if it is absent."""
         return look_up(self._document, key)
 
     def _describe_problem(
         self, key: str, expected: str, fix: str, found: str | None = None
     ) -> Problem:
+        """Returns the problem of a key of the document.
+
+        Args:
+            found: The value as text; None: the value of the key.
+        """
         found = format_value(self._read_value(key)) if found is None else found
         return Problem(key, self._file, found, expected, fix)
 
     def _find_unknown_keys(self) -> Iterator[Problem]:
-        """Yields a problem for each key that DeepSpeed ignores, or this trainer lacks."""
+        """Yields a problem for each key that DeepSpeed ignores, or that the trainer refuses."""
         for name, owner in _BLOCKS_SET_IN_HYDRA.items():
             if name in self._document:
                 fix = f"delete it, and pass {owner}=… instead"
@@ -240,15 +253,31 @@ class DeepSpeedJson:
                 yield self._describe_problem(name, expected, _SPELLING_FIX, "an unknown key")
 
     def _list_shared_keys(self) -> list[_SharedKey]:
-        """Lists the keys that Hydra owns, with their values in this launch."""
+        """Lists the keys whose values Hydra determines, with their values in this launch."""
+        batch_keys = self._list_batch_keys()
+        batch_names = {shared.key for shared in batch_keys}
+        equal_keys = [
+            shared
+            for shared in self._list_equal_keys()
+            if shared.key not in batch_names and shared.key.partition(".")[0] not in _REMOVED_BLOCKS
+        ]
+        precisions = [self._make_precision_key("bf16"), self._make_precision_key("fp16")]
+        return [*batch_keys, *equal_keys, *precisions]
+
+    def _list_batch_keys(self) -> list[_SharedKey]:
+        """Lists the keys for the rows of a process and of a step, with their values."""
         plan = BatchPlan.of(self._config, self._launch.num_processes)
         micro_batch = plan.key or "rows of a micro-batch, which vary"
+        override = None
+        if plan.key and not plan.is_total:
+            override = _make_override_formatter(plan.key)
+
         rows_per_process = _SharedKey(
             key="train_micro_batch_size_per_gpu",
             owner=f"{micro_batch} of Hydra" if plan.key else micro_batch,
             value=plan.micro_batch,
             default="train_batch_size / accumulation / processes",
-            override=_make_override_formatter(plan.key) if plan.key and not plan.is_total else None,
+            override=override,
         )
         rows_per_step = _SharedKey(
             key="train_batch_size",
@@ -256,30 +285,23 @@ class DeepSpeedJson:
             f"(gradient_accumulation_steps) x {plan.processes} (processes) = {plan.global_batch}",
             value=plan.global_batch,
         )
-        equal_keys = [
-            shared
-            for shared in self._list_equal_keys()
-            if shared.key != rows_per_process.key
-            and shared.key.partition(".")[0] not in _REMOVED_BLOCKS
-        ]
-        precisions = [self._choose_precision("bf16"), self._choose_precision("fp16")]
-        return [rows_per_process, rows_per_step, *equal_keys, *precisions]
+        return [rows_per_process, rows_per_step]
 
     def _list_equal_keys(self) -> Iterator[_SharedKey]:
-        """Yields the keys of the JSON that have the same value as a key of the schema."""
+        """Yields the keys of the JSON that must equal a key of the schema, with their values."""
         for name, section, field in iterate_leaves(self._config):
-            deepspeed_key = about(field).deepspeed
+            deepspeed_key = get_declaration(field).deepspeed
             if deepspeed_key is not None and ", " not in deepspeed_key:
                 yield _SharedKey(
                     key=deepspeed_key,
                     owner=f"{name} of Hydra",
                     value=getattr(section, field.name),
-                    default=about(field).deepspeed_default,
+                    default=get_declaration(field).deepspeed_default,
                     override=_make_override_formatter(name),
                 )
 
-    def _choose_precision(self, name: str) -> _SharedKey:
-        """Returns the switch of bf16 or fp16."""
+    def _make_precision_key(self, name: str) -> _SharedKey:
+        """Returns the key that enables `bf16` or `fp16`, with its value."""
         precision = self._config.mixed_precision
         return _SharedKey(
             key=f"{name}.enabled",
@@ -289,8 +311,8 @@ class DeepSpeedJson:
             override=lambda is_enabled: f"mixed_precision={name if is_enabled else 'no'}",
         )
 
-    def _compare(self, shared: _SharedKey) -> Iterator[Problem]:
-        """Yields a problem unless the JSON has `"auto"` or Hydra's value, in Hydra's type."""
+    def _compare_value(self, shared: _SharedKey) -> Iterator[Problem]:
+        """Yields a problem unless the JSON has `"auto"`, or Hydra's value in the same type."""
         value = self._read_value(shared.key)
         expected = f'"auto" or {format_value(shared.value)} ({shared.owner})'
         fix = f'write "auto" for {shared.key} in {self._file}'
@@ -316,32 +338,34 @@ class DeepSpeedJson:
         shared_keys = {shared.key: shared for shared in self._list_equal_keys()}
         for block in _REMOVED_BLOCKS:
             parameters = self._read_value(f"{block}.params")
-            for name, value in parameters.items() if isinstance(parameters, Mapping) else ():
+            if not isinstance(parameters, Mapping):
+                continue
+            for name, value in parameters.items():
                 key = f"{block}.params.{name}"
                 if key in shared_keys:
-                    yield from self._compare(shared_keys[key])
+                    yield from self._compare_value(shared_keys[key])
                 elif value != AUTO:
                     expected = '"auto": the trainer builds it from the values of Hydra'
                     yield self._describe_problem(key, expected, 'write "auto", or delete it')
 
     def _find_scheduler_problems(self, scheduler: Any) -> Iterator[Problem]:
         """Yields a problem if the scheduler is not equivalent to Hydra's `lr_scheduler_type`."""
-        hydra_type = self._config.lr_scheduler_type
-        equivalent = _SCHEDULERS.get(hydra_type)
-        if hydra_type == WSD:
+        schedule = self._config.lr_scheduler_type
+        equivalent = _SCHEDULERS.get(schedule)
+        if schedule == WSD:
             expected = f"no scheduler block: DeepSpeed has no lr_scheduler_type={WSD} of Hydra"
             yield self._describe_problem("scheduler.type", expected, "delete the scheduler block")
         elif equivalent not in (None, scheduler):  # None: refused by the checks of Hydra's values
             suggestion = suggest_nearest(scheduler, [equivalent])
-            expected = f"{equivalent} (lr_scheduler_type={hydra_type} of Hydra){suggestion}"
+            expected = f"{equivalent} (lr_scheduler_type={schedule} of Hydra){suggestion}"
             fix = f'write "type": "{equivalent}", or delete the scheduler block'
-            for other_type, name in _SCHEDULERS.items():
+            for other_schedule, name in _SCHEDULERS.items():
                 if name == scheduler:
-                    fix += f", or pass lr_scheduler_type={other_type}"
+                    fix += f", or pass lr_scheduler_type={other_schedule}"
             yield self._describe_problem("scheduler.type", expected, fix)
 
     def _find_zero_problems(self) -> Iterator[Problem]:
-        """Yields problems with the stage of ZeRO, its form of saving, and its offloading."""
+        """Yields problems with the stage of ZeRO, the gathering of weights, and offloading."""
         stage = self._read_value(_STAGE_KEY)
         if not isinstance(self._read_value(_ZERO_BLOCK), Mapping):
             fix = 'write "zero_optimization": {"stage": 2}'
@@ -355,7 +379,7 @@ class DeepSpeedJson:
 
         if stage == 3 and self._read_value(_GATHER_KEY) not in (True, AUTO):
             expected = "true: without it, a ZeRO-3 model cannot be saved in from_pretrained form"
-            fix = f'write "{_GATHER_KEY.rpartition(".")[2]}": true or "auto"'
+            fix = f'write "{_GATHER_NAME}": true or "auto"'
             yield self._describe_problem(_GATHER_KEY, expected, fix)
         if stage != 3 and self._launch.zero3_init:
             expected = f"false, because {self._file} has stage {stage}"
@@ -368,7 +392,13 @@ class DeepSpeedJson:
         yield from self._find_offload_problems(f"{_ZERO_BLOCK}.offload_param", 3, stage)
 
     def _find_ignored_options(self, stage: int) -> Iterator[Problem]:
-        """Yields a problem for each option of `accelerate launch` that the JSON overrides."""
+        """Yields a problem for each option of `accelerate launch` that contradicts the JSON.
+
+        Accelerate ignores these options if there is a JSON.
+
+        Args:
+            stage: The stage of the document.
+        """
         for variable, text in self._launch.zero_options.items():
             key = f"{_ZERO_BLOCK}.{ZERO_VARIABLES[variable]}"
             if key == _GATHER_KEY and stage != 3:
@@ -393,8 +423,8 @@ class DeepSpeedJson:
         """Yields problems with the block of an offload.
 
         Args:
-            key: The block, dotted.
-            lowest_stage: The first stage of ZeRO that can offload it.
+            key: The dotted key of the block.
+            lowest_stage: The first stage of ZeRO with this offload.
             stage: The stage of the document.
         """
         device = self._read_value(f"{key}.device")
@@ -429,9 +459,13 @@ class DeepSpeedJson:
             yield self._describe_problem(f"{key}.nvme_path", "a folder on an NVMe disk", fix)
 
     def _find_invalid_values(self, reported: set[str]) -> Iterator[Problem]:
-        """Yields a problem for each value that DeepSpeed would refuse, or that would fail later."""
-        yield from self._find_values_of_other_types(_FLAGS, (bool,), "true or false")
-        yield from self._find_values_of_other_types(_NUMBERS, (int, float), "a number")
+        """Yields a problem for each value that DeepSpeed would refuse, or that would fail later.
+
+        Args:
+            reported: Dotted keys for which a problem has already been reported.
+        """
+        yield from self._check_types(_FLAGS, (bool,), "true or false")
+        yield from self._check_types(_NUMBERS, (int, float), "a number")
 
         models = _load_pydantic_models()
         for block in _BLOCKS:
@@ -441,21 +475,30 @@ class DeepSpeedJson:
                 fix = f'write "{block}": {{…}}, or delete it'
                 yield self._describe_problem(block, "an object with keys", fix)
             elif block in models:
-                yield from self._validate(models[block], block, reported)
+                yield from self._validate_block(models[block], block, reported)
 
-    def _find_values_of_other_types(
+    def _check_types(
         self, keys: Sequence[str], types: tuple[type, ...], expected: str
     ) -> Iterator[Problem]:
-        """Yields a problem for each of some keys whose value has none of the types."""
+        """Yields a problem for each of some keys whose value has none of the types.
+
+        Args:
+            expected: The types, for messages.
+        """
         for key in keys:
             value = self._read_value(key)
             if value not in (MISSING, AUTO) and type(value) not in types:
                 yield self._describe_problem(key, expected, "correct the value")
 
-    def _validate(
+    def _validate_block(
         self, model: type[BaseModel], block: str, reported: set[str]
     ) -> Iterator[Problem]:
-        """Yields a problem for each key or value of a block that DeepSpeed's own model refuses."""
+        """Yields a problem for each key or value of a block that DeepSpeed's model refuses.
+
+        Args:
+            model: DeepSpeed's pydantic model of the block.
+            reported: Dotted keys for which a problem has already been reported.
+        """
         content = self._document[block]
         renamed_keys = _find_renamed_keys(model, content)
         for name, new_name in renamed_keys.items():
@@ -482,7 +525,11 @@ class DeepSpeedJson:
     def _describe_invalid_value(
         self, model: type[BaseModel], key: str, details: Mapping[str, Any]
     ) -> Problem:
-        """Returns the problem for a key or value that DeepSpeed's own model refuses."""
+        """Returns the problem of a key or value that DeepSpeed's model refuses.
+
+        Args:
+            details: The error of pydantic.
+        """
         if details["type"] == "extra_forbidden":
             suggestion = _suggest_nearest_key(model, details["loc"])
             expected = f"a key that DeepSpeed knows{suggestion}"
@@ -494,7 +541,7 @@ class DeepSpeedJson:
 
 
 def _make_override_formatter(name: str) -> Callable[[Any], str]:
-    """Returns a function that writes the override of a key with a value."""
+    """Returns a function that formats the override of a key with a value."""
     return lambda value: f"{name}={format_value(value)}"
 
 
@@ -516,17 +563,24 @@ def _load_pydantic_models() -> dict[str, type[BaseModel]]:
 
 
 def _find_renamed_keys(model: type[BaseModel], content: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the new name of each key of a block that DeepSpeed has renamed, by the old name."""
-    new_names = {}
+    """Returns the new names of the keys in a block that DeepSpeed has renamed, by old name."""
+    new_names: dict[str, str] = {}
     for name, field in model.model_fields.items():
-        extra = field.json_schema_extra
-        if name in content and isinstance(extra, dict) and extra.get("deprecated"):
-            new_names[name] = str(extra["new_param"])
+        schema_extra = field.json_schema_extra
+        if name not in content or not isinstance(schema_extra, dict):
+            continue
+        if schema_extra.get("deprecated"):
+            new_names[name] = str(schema_extra["new_param"])
     return new_names
 
 
 def _suggest_nearest_key(model: type[BaseModel], path: tuple[str | int, ...]) -> str:
-    """Suggests a name in place of an unknown key, which may be in a nested model."""
+    """Returns ` (did you mean X?)` for an unknown key; "" if no key of its model is similar.
+
+    Args:
+        model: The model of the block.
+        path: The names of the key below the block, which may lead through nested models.
+    """
     fields = model.model_fields
     for name in path[:-1]:
         nested_model = _find_nested_model(fields, name)
@@ -538,15 +592,19 @@ def _suggest_nearest_key(model: type[BaseModel], path: tuple[str | int, ...]) ->
 
 
 def _find_nested_model(fields: Mapping[str, FieldInfo], name: str | int) -> type[BaseModel] | None:
-    """Returns the model that a field contains, by its name or alias; None if there is none."""
+    """Returns the model in the type of a field; None if there is none.
+
+    Args:
+        name: The name of the field, or its alias.
+    """
     for field_name, field in fields.items():
         if name not in (field_name, field.alias):
             continue
 
-        types = getattr(field.annotation, "__args__", (field.annotation,))  # of a union
-        for part in types:
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                return part
+        member_types = getattr(field.annotation, "__args__", (field.annotation,))  # of a union
+        for member_type in member_types:
+            if isinstance(member_type, type) and issubclass(member_type, BaseModel):
+                return member_type
     return None
 
 
@@ -560,7 +618,11 @@ def _drop_auto_values(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_auto_values(node: Any, prefix: str) -> Iterator[str]:
-    """Yields the dotted key of every `"auto"`."""
+    """Yields the dotted key of every `"auto"` in nested mappings.
+
+    Args:
+        prefix: The dotted key of the value itself.
+    """
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield from _find_auto_values(value, f"{prefix}.{name}" if prefix else name)

@@ -9,7 +9,7 @@ from bsmeta.core.keys import key
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadConfig:
-    """Files of a manifest to download, verify and unpack."""
+    """Settings to download, verify and unpack the files of a manifest."""
 
     manifest: str | None = key(None, is_path=True)
     """JSON or YAML file with `files`: each `path`, `address`, `bytes`, `sha256`, and of an archive

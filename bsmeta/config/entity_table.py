@@ -9,7 +9,7 @@ from bsmeta.core.keys import key
 
 @dataclass(frozen=True, kw_only=True)
 class EntitiesConfig:
-    """The table of entities that mentions may refer to: build it, extend it, or describe it."""
+    """Settings to build, extend or describe a table of entities to which mentions may refer."""
 
     table: str | None = key(None, is_path=True)
     """folder of the table"""

@@ -34,19 +34,21 @@ from bsmeta.config.hydra_options import accept_any_help_text
 from bsmeta.config.interpolation import finish_configuration
 from bsmeta.config.overrides import Override, describe_repetitions, extract_key, read_overrides
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema, list_offered
+from bsmeta.config.schema_choice import choose_schema, list_offered_schemas
 from bsmeta.config.structures import open_structure
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, format_value, raise_problems
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import find_bound_problems, iterate_leaves
-from bsmeta.core.process import exit_code, exit_process
+from bsmeta.core.process import exit_process, run_and_report
 from bsmeta.core.rank import read_rank
-from bsmeta.core.secrets import HIDDEN, declare_secrets_in, redact
+from bsmeta.core.secrets import REDACTED, declare_secrets_in, redact
 from bsmeta.core.terminal import screen_output
-from bsmeta.core.versions import list_version_lines
+from bsmeta.core.versions import format_versions
 
 Config = TypeVar("Config")
-Call = Callable[[Composed], int]
+RunComposed = Callable[[Composed], int]
+"""Checks a composed configuration, runs a program with it, and returns the exit code."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -62,23 +64,24 @@ def run_entry_point(
     """Composes the configuration, calls `main` with it, and exits the process.
 
     Args:
-        main: The entry point, called with the configuration; returns the exit code (None: 0).
-        schemas: The dataclass that the configuration must fit, or several of which the
-            configuration names one (also as `module:attribute`, which is imported if it is the
-            one). YAML files name it in their defaults list by its name in snake case
-            (`CausalLMConfig`: `causal_lm_config`).
+        main: Runs the program with the configuration; returns the exit code (None: 0).
+        schemas: The dataclass that the configuration must fit, or several, of which the
+            configuration names one. One may be given as `module:attribute`, which is imported only
+            if the configuration names it. YAML files name a schema in their defaults list in snake
+            case (`CausalLMConfig`: `causal_lm_config`).
         config_name: The file of `hydra_configs/` that is used without `--config-name`.
-        takes_composition: Call `main(config, composition)` instead, also if composing has found
-            problems, so that it reports its own along with them; it must then raise.
-        list_more: Lists the schemas of other distributions (see `list_offered`).
+        takes_composition: Whether to call `main(config, composition)`, even if composing has found
+            problems: `main` then reports them along with its own, by raising an error.
+        list_more: Lists the schemas of other distributions (see `list_offered_schemas`).
     """
     arguments = sys.argv[1:]
     if "--version" in arguments:
-        sys.exit(exit_code(lambda: print(list_version_lines())))
+        sys.exit(run_and_report(lambda: print(format_versions())))
+
     built_in = [schemas] if isinstance(schemas, type) else schemas
     offered: list[type[Config] | str] = []
-    error_code = exit_code(
-        lambda: offered.extend(list_offered(arguments, built_in, config_name, list_more))
+    error_code = run_and_report(
+        lambda: offered.extend(list_offered_schemas(arguments, built_in, config_name, list_more))
     )
     if error_code:
         sys.exit(error_code)
@@ -87,17 +90,21 @@ def run_entry_point(
     if {"--help", "-h"} & set(arguments):
         program = os.path.basename(sys.argv[0])
         page = format_help(schema, program, config_name, all_keys="all" in arguments)
-        sys.exit(exit_code(lambda: print(wrap_page(page))))
+        sys.exit(run_and_report(lambda: print(wrap_page(page))))
 
-    call = _make_call(main, schema, takes_composition=takes_composition)
+    run_composed = _wrap_main(main, schema, takes_composition=takes_composition)
     _log_to_console()
-    exit_process(exit_code(lambda: _run_command_line(schema, config_name, call, offered)))
+    exit_process(
+        run_and_report(lambda: _run_command_line(schema, config_name, run_composed, offered))
+    )
 
 
-def _make_call(main: Callable[..., int | None], schema: type, *, takes_composition: bool) -> Call:
+def _wrap_main(
+    main: Callable[..., int | None], schema: type, *, takes_composition: bool
+) -> RunComposed:
     """Returns a function that checks a composed configuration, and calls `main` with it."""
 
-    def call(composed: Composed) -> int:
+    def run_composed(composed: Composed) -> int:
         config: Any
         config, problems = finish_configuration(composed.values, schema)
         declare_secrets_in([composed.written, OmegaConf.to_container(composed.values)])
@@ -111,25 +118,26 @@ def _make_call(main: Callable[..., int | None], schema: type, *, takes_compositi
         raise_problems(problems)
         return code
 
-    return call
+    return run_composed
 
 
 def _find_redacted_values(config: Any) -> Iterator[Problem]:
     """Yields a problem for each value in which a secret was redacted when a run saved it.
 
-    Only runs save theirs: elsewhere, such as in a prompt, the mark is a text like any other.
+    Only the configurations of runs are saved; in others, such as in a prompt, `[redacted]` is
+    ordinary text.
     """
     if not isinstance(config, RunConfig):
         return
     for name, section, field in iterate_leaves(config):
         value = getattr(section, field.name)
-        if HIDDEN in str(value):
+        if REDACTED in str(value):
             expected = "the value with its secret, which no run saves with its configuration"
             yield Problem(name, HYDRA, format_value(value), expected, f"pass {name}=VALUE again")
 
 
 def _log_to_console() -> None:
-    """Logs to standard error: warnings of all ranks, and the messages of the first rank."""
+    """Logs to standard error: warnings from all ranks, and messages from the first one only."""
     console = logging.StreamHandler()
     console.setLevel(logging.INFO if read_rank() == 0 else logging.WARNING)
     logging.basicConfig(
@@ -142,9 +150,15 @@ def _log_to_console() -> None:
 
 
 def _run_command_line(
-    schema: type, config_name: str, call: Call, offered: Sequence[type | str]
+    schema: type, config_name: str, run_composed: RunComposed, offered: Sequence[type | str]
 ) -> int:
-    """Composes the command line of this process, and runs it; returns the exit code."""
+    """Composes the command line of this process, and runs it; returns the exit code.
+
+    Args:
+        schema: The schema of the command line's configuration.
+        config_name: The main configuration if the command line names none.
+        offered: The schemas that the program takes.
+    """
     reader = ConfigReader()
     register_schema(schema, reader)  # its name may itself be the --config-name
     command_line = read_command_line(sys.argv[1:], schema, config_name, offered)
@@ -155,32 +169,37 @@ def _run_command_line(
     reader.own_folder = command_line.own_folder
     reader.main_folder = command_line.folder
     overrides = read_overrides(command_line.overrides, schema, reader)
-    sys.argv[1:] = map(redact, sys.argv[1:])  # trackers and model cards copy it
-    if not command_line.runs_by_hydra:
-        return call(
-            compose_files(
-                command_line.config_name, overrides, schema, reader, command_line.problems
-            )
+    sys.argv[1:] = [redact(argument) for argument in sys.argv[1:]]  # for trackers and model cards
+    if not command_line.needs_hydra_runner:
+        composed = compose_files(
+            command_line.config_name, overrides, schema, reader, command_line.problems
         )
+        return run_composed(composed)
 
     raise_problems(_find_problems_of_alternatives(command_line, overrides, schema, reader))
-    return _run_by_hydra(command_line, overrides, schema, reader, call)
+    return _run_by_hydra(command_line, overrides, schema, reader, run_composed)
 
 
 def _find_problems_of_alternatives(
     command_line: CommandLine, overrides: Sequence[Override], schema: type, reader: ConfigReader
 ) -> list[Problem]:
-    """Lists the problems of the command line with each value of a `--multirun`, at least once."""
-    alternatives = [override.list_alternatives() for override in overrides]
-    alternatives = [values for values in alternatives if values]
+    """Lists the problems of the command line with each value of a `--multirun`.
+
+    Each value is tried at least once, but not each combination: an override with fewer values than
+    another keeps its last one.
+    """
+    all_alternatives = [override.list_alternatives() for override in overrides]
+    all_alternatives = [alternatives for alternatives in all_alternatives if alternatives]
+    num_runs = max((len(alternatives) for alternatives in all_alternatives), default=1)
+
     problems = command_line.problems
-    # Not every combination: a shorter list stays at its last value.
-    for number in range(max(map(len, alternatives), default=1)):
-        texts = [values[min(number, len(values) - 1)] for values in alternatives]
+    for number in range(num_runs):
+        texts = [
+            alternatives[min(number, len(alternatives) - 1)] for alternatives in all_alternatives
+        ]
         single_run = [Override(text, schema, reader) for text in texts]
-        problems = compose_files(
-            command_line.config_name, single_run, schema, reader, problems
-        ).problems
+        composed = compose_files(command_line.config_name, single_run, schema, reader, problems)
+        problems = composed.problems
     return problems
 
 
@@ -189,14 +208,18 @@ def _run_by_hydra(
     overrides: Sequence[Override],
     schema: type,
     reader: ConfigReader,
-    call: Call,
+    run_composed: RunComposed,
 ) -> int:
-    """Lets Hydra print the configuration, or run each combination of a `--multirun`."""
+    """Lets Hydra print the configuration, or run each combination of a `--multirun`.
+
+    Returns:
+        The largest exit code of the runs.
+    """
     overridden = tuple(override.name for override in overrides)
     arguments = sys.argv[1:]
     exit_codes = [0]
 
-    # Hydra adds no folders or files of its own.
+    # With these settings, Hydra adds no folders or files of its own.
     settings = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
     if not command_line.is_multirun:
         settings.append("hydra.run.dir=.")
@@ -204,29 +227,33 @@ def _run_by_hydra(
     texts = [override.format_forced(quiet=True) for override in overrides]
     sys.argv[1:] = [*command_line.options, *texts, *settings]
 
-    def run_job(composed: DictConfig) -> None:
+    def run_job(job_config: DictConfig) -> None:
         sys.argv[1:] = arguments
-        record = Path(HydraConfig.get().sweep.dir) / "multirun.yaml"
-        if HydraConfig.get().mode == RunMode.MULTIRUN and record.exists():
-            record.write_text(redact(record.read_text()))
+        _redact_multirun_record()
 
-        written = extract_plain_values(composed)
+        written = extract_plain_values(job_config)
         values = open_structure(schema)
         problems = [
             misfit.describe_problem(HYDRA, schema) for misfit in fill_section(values, written)
         ]
-        result = Composed(values, written, tuple(reader.files), overridden, problems)
+        composed = Composed(values, written, tuple(reader.files), overridden, problems)
         # An exception would leave this function through Hydra, which prints a report of its own.
-        exit_codes.append(exit_code(lambda: call(result)))
+        exit_codes.append(run_and_report(lambda: run_composed(composed)))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can report the error
-    folder = str(CONFIG_FOLDER)
-    run = hydra.main(version_base="1.3", config_path=folder, config_name=command_line.config_name)(
-        run_job
-    )
+    run_hydra = hydra.main(
+        version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=command_line.config_name
+    )(run_job)
     try:
         with accept_any_help_text():
-            run()
+            run_hydra()
     except REFUSALS as error:
         raise ConfigurationError(explain_error(error)) from error
     return max(exit_codes)
+
+
+def _redact_multirun_record() -> None:
+    """Redacts the file in which Hydra records the overrides of a `--multirun`, if it has one."""
+    record = Path(HydraConfig.get().sweep.dir) / "multirun.yaml"
+    if HydraConfig.get().mode == RunMode.MULTIRUN and record.exists():
+        record.write_text(redact(record.read_text()))

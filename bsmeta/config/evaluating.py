@@ -14,7 +14,7 @@ WINDOWS = ("sliding", "all_pieces", "first_piece")
 
 @dataclass(frozen=True, kw_only=True)
 class SliceConfig:
-    """Documents to report separately, such as `{by: length, edges: [1000, 10000]}`."""
+    """Groups of documents to report separately, such as `{by: length, edges: [1000, 10000]}`."""
 
     by: str = key("site", choices=SLICE_KINDS)
     """site: host of the address; length: bytes of text; time: year"""

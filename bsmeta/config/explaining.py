@@ -1,4 +1,4 @@
-"""Schema of `explain.py`, which extends the schema of a run whose documents it shows."""
+"""Schema of `explain.py`, which extends the schema of the run whose documents are shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bsmeta.core.keys import key
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainConfig(CausalLMConfig):
-    """Documents as a training run with these keys reads them."""
+    """Settings to show documents as a training run with these keys reads them."""
 
     document: str | None = key(None, heading="What to show")
     """first document to show, by its name in logs: <shard>:<number>; null: the very first"""

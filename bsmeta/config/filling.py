@@ -1,6 +1,6 @@
 """Sets the fields of a schema to plain values one by one, and collects the values that do not fit.
 
-Hydra composes values without types; OmegaConf would stop at the first one that does not fit.
+Hydra composes plain values, and OmegaConf would stop at the first one that does not fit the schema.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.from_file import MISSING, NO_VALUE
+from bsmeta.config.from_file import NO_VALUE, UNSET_MARK
 from bsmeta.config.misfits import Misfit, Names, join_key
 from bsmeta.config.schema_types import describe_type, drop_none, find_entry_schema
 from bsmeta.config.structures import open_structure, unlock
@@ -26,13 +26,14 @@ from bsmeta.core.parsing import parse_json
 def fill_section(
     section: DictConfig, values: Mapping[Any, Any], path: Names = ()
 ) -> Iterator[Misfit]:
-    """Sets the fields of a section, and of its sections; yields the values that do not fit.
+    """Sets the fields of a section and of its subsections; yields the values that do not fit.
 
-    A field whose value does not fit keeps the default of the schema. Interpolations fit everywhere.
+    A field whose value does not fit keeps the default of the schema. An interpolation fits any
+    field.
 
     Args:
         values: The values as parsed from YAML.
-        path: The names of the section.
+        path: The path of the section.
     """
     schema: Any = OmegaConf.get_type(section)
     types = read_type_hints(schema)
@@ -49,9 +50,9 @@ def fill_section(
 
 
 def _parse_mapping(value: Any, value_type: Any) -> Any:
-    """Parses a text as JSON where the schema has a mapping; returns other values unchanged.
+    """Parses a JSON text as a mapping, if the schema has one there; returns other values unchanged.
 
-    On a command line, quoted keys are written as JSON: Hydra's grammar has no notation for them.
+    Overrides write a mapping with quoted keys as JSON, because Hydra's grammar has no quoted keys.
     """
     value_type = drop_none(value_type)
     takes_mapping = (
@@ -68,10 +69,11 @@ def _parse_mapping(value: Any, value_type: Any) -> Any:
 
 
 def find_misread_booleans(value: Any, value_type: Any, path: Names = ()) -> Iterator[Misfit]:
-    """Yields a misfit for each boolean where the schema has a text, as for an unquoted `no`.
+    """Yields a misfit for each boolean where the schema has a text, such as an unquoted `no`.
 
     Args:
         value_type: The type of the value in the schema.
+        path: The path of the value.
     """
     value_type = drop_none(value_type)
     entry_type = Any
@@ -99,28 +101,29 @@ def _describe_misread_value(value: bool, path: Names) -> Misfit:
     """Returns the misfit of a boolean where the schema has a text."""
     word = "yes" if value else "no"
     fix = f'"{word}" with its quotes in YAML, or {word} on the command line'
-    return Misfit(path=path, value=value, expected=_quote_text(value), fix=fix)
+    return Misfit(path=path, value=value, expected=_explain_quotes(value), fix=fix)
 
 
 def _describe_misread_key(value: bool, path: Names) -> Misfit:
-    """Returns the misfit of a boolean as a key of the mapping at the path."""
+    """Returns the misfit of a boolean that is a key of the mapping at a path."""
     word = "yes" if value else "no"
     mapping = f"{join_key(path)}='{json.dumps({word: 1})}'"
     fix = f'"{word}" with its quotes in YAML, or such as {mapping} on the command line'
     found = f"the key {format_value(value)}"
-    return Misfit(path=path, value=value, expected=_quote_text(value), found=found, fix=fix)
+    return Misfit(path=path, value=value, expected=_explain_quotes(value), found=found, fix=fix)
 
 
-def _quote_text(value: bool) -> str:
+def _explain_quotes(value: bool) -> str:
+    """Returns the expected type of a text that YAML has read as a boolean."""
     words = "yes, on and true" if value else "no, off and false"
     return f"a text (YAML reads {words} without quotes as {format_value(value)})"
 
 
 def _set_field(section: DictConfig, value: Any, value_type: Any, path: Names) -> Iterator[Misfit]:
-    """Sets the field at the end of a path, or yields the reasons why its value does not fit."""
-    misread = [*find_misread_booleans(value, value_type, path)]
-    if misread:
-        yield from misread
+    """Sets the field at the end of a path, or yields the parts of its value that do not fit."""
+    misread_booleans = list(find_misread_booleans(value, value_type, path))
+    if misread_booleans:
+        yield from misread_booleans
         return
 
     entry_schema = find_entry_schema(value_type)
@@ -131,7 +134,7 @@ def _set_field(section: DictConfig, value: Any, value_type: Any, path: Names) ->
             yield from misfits
             return
 
-    if value in (MISSING, NO_VALUE):
+    if value in (UNSET_MARK, NO_VALUE):
         yield Misfit(
             path=path, value=NO_VALUE, expected=f"a value of type {describe_type(value_type)}"
         )
@@ -141,13 +144,17 @@ def _set_field(section: DictConfig, value: Any, value_type: Any, path: Names) ->
         if has_sections:
             unlock(section[path[-1]])
     except OmegaConfBaseException as error:
-        yield _convert_error(value, value_type, path, error)
+        yield _describe_refused_value(value, value_type, path, error)
 
 
 def _fill_entries(
     entries: Sequence[Any], schema: type, path: Names
 ) -> tuple[list[Any], list[Misfit]]:
-    """Converts the mappings among a list's entries to sections; also returns what does not fit."""
+    """Converts the mappings in a list to sections of a schema.
+
+    Returns:
+        The entries, and the misfits in them.
+    """
     typed_entries: list[Any] = []
     misfits: list[Misfit] = []
     for index, entry in enumerate(entries):
@@ -159,7 +166,7 @@ def _fill_entries(
     return typed_entries, misfits
 
 
-def _convert_error(
+def _describe_refused_value(
     value: Any, value_type: Any, path: Names, error: OmegaConfBaseException
 ) -> Misfit:
     """Returns the misfit of a value that OmegaConf refuses."""

@@ -28,13 +28,13 @@ from bsmeta.config.yaml_values import parse_values
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.files import CONFIG_FOLDER
 
-MISSING = "???"
-"""OmegaConf's mark of a value that is still to be given."""
+UNSET_MARK = "???"
+"""OmegaConf's mark of a value that another file or the command line must set."""
 
 NO_VALUE = "??? (no value)"
-"""Replaces `MISSING`, see `expand`."""
+"""Replaces `UNSET_MARK` while files are composed; see `Expansion.expand`."""
 
-# With up to two levels of braces inside, as in `${oc.env:NAME,${oc.env:OTHER,default}}`.
+# The path may have two levels of braces, as in `${oc.env:NAME,${oc.env:OTHER,default}}`.
 _FROM_FILE = re.compile(r"\$\{from_file:((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _OPENING = "${from_file:"
 _PARSED_SUFFIXES = (".yaml", ".yml", ".json")
@@ -42,12 +42,12 @@ _PARSED_SUFFIXES = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True)
 class Expansion:
-    """The expansion of the values of a file, or of an override.
+    """Expands the references `${from_file:…}` in the values of a file, or in an override.
 
-    Args:
-        folder: The config folder that paths are relative to.
+    Attributes:
+        folder: The config folder to which paths are relative.
         note_file: Called with each file that is read.
-        chain: The files that are being read, outermost first.
+        chain: The files whose references are being expanded, outermost first.
     """
 
     folder: Path
@@ -57,21 +57,22 @@ class Expansion:
     def expand(self, values: Any, where: str) -> Any:
         """Replaces every `${from_file:…}` in nested dicts and lists by the content of its file.
 
-        A `???` is replaced as well, so that it stays until another file or the command line sets
-        the key: OmegaConf would keep the earlier value, such as the default of the schema.
+        A `???` is replaced by `NO_VALUE`, which stays until another file or the command line sets
+        the key. OmegaConf would keep the earlier value, such as the default of the schema.
 
         Args:
             values: The values as parsed from YAML.
             where: The location of `values`, for error messages.
 
         Raises:
-            ConfigurationError: If a file is missing, includes itself, or does not fit its place.
+            ConfigurationError: If a file is missing or includes itself, or if a file that is no
+                text is part of a text.
         """
         if isinstance(values, dict):
             return {key: self.expand(value, f"{where}: {key}") for key, value in values.items()}
         if isinstance(values, list):
             return [self.expand(value, where) for value in values]
-        if values == MISSING:
+        if values == UNSET_MARK:
             return NO_VALUE
         if not isinstance(values, str):
             return values
@@ -83,19 +84,23 @@ class Expansion:
         def read_text(reference: re.Match[str]) -> str:
             content = self._read_file(reference[1], where)
             if not isinstance(content, str):
-                _refuse_within_text(reference, where, content)
+                _refuse_in_text(reference, where, content)
             return content
 
         return _replace_references(values, where, read_text)
 
     def expand_override(self, override: str) -> str:
-        """Like `expand`, for `key=value` of a command line; quotes the content for Hydra."""
+        """Expands the references in `key=value` of a command line; quotes the content for Hydra.
+
+        Raises:
+            ConfigurationError: See `expand`.
+        """
 
         def read_literal(reference: re.Match[str]) -> str:
             content = self._read_file(reference[1], override)
             is_whole_value = re.search(r"[=\[,:]\s*$", override[: reference.start()])
             if not isinstance(content, str) and not is_whole_value:
-                _refuse_within_text(reference, "the command line", content)
+                _refuse_in_text(reference, "the command line", content)
             return _format_literal(content)
 
         return _replace_references(override, "the command line", read_literal)
@@ -104,8 +109,9 @@ class Expansion:
         """Reads and expands the content of the file that a reference names."""
         file = self._find_file(path, where)
         if file in self.chain:
-            cycle = " -> ".join(map(str, (*self.chain[self.chain.index(file) :], file)))
-            raise ConfigurationError(f"{where}: circular from_file reference: {cycle}")
+            cycle = [*self.chain[self.chain.index(file) :], file]
+            files = " -> ".join(map(str, cycle))
+            raise ConfigurationError(f"{where}: circular from_file reference: {files}")
 
         try:
             text = file.read_text(encoding="utf-8")
@@ -125,7 +131,7 @@ class Expansion:
         return replace(self, chain=(*self.chain, file)).expand(content, str(file))
 
     def _find_file(self, path: str, where: str) -> Path:
-        """Finds the file of a reference."""
+        """Returns the file of a reference, whose path may contain `${oc.env:…}`."""
         where = f"{where}: {_OPENING}{path}}}"
         try:
             name = Path(str(OmegaConf.create({"path": path}).path)).expanduser()
@@ -136,14 +142,16 @@ class Expansion:
                 "${oc.env:NAME,default} only"
             ) from error
 
-        folders = dict.fromkeys((self.folder, CONFIG_FOLDER))
+        folders = list(dict.fromkeys((self.folder, CONFIG_FOLDER)))
         for folder in folders:
             file = (folder / name).resolve()
             if file.is_file():
                 return file
 
-        searched = (self.folder / name).parent
-        names = sorted(entry.name for entry in searched.iterdir()) if searched.is_dir() else []
+        expected_folder = (self.folder / name).parent
+        names: list[str] = []
+        if expected_folder.is_dir():
+            names = sorted(entry.name for entry in expected_folder.iterdir())
         raise ConfigurationError(
             f"{where}: there is no such file{suggest_nearest(name.name, names)}; expected it in "
             f"{' or '.join(map(str, folders))}"
@@ -151,12 +159,14 @@ class Expansion:
 
 
 def _replace_references(text: str, where: str, read_content: Callable[[re.Match[str]], str]) -> str:
+    """Replaces the references in a text; refuses one that is not closed."""
     if _OPENING in _FROM_FILE.sub("", text):
         raise ConfigurationError(f"{where}: {text} is not closed; expected a }}")
     return _FROM_FILE.sub(read_content, text)
 
 
-def _refuse_within_text(reference: re.Match[str], where: str, content: Any) -> NoReturn:
+def _refuse_in_text(reference: re.Match[str], where: str, content: Any) -> NoReturn:
+    """Raises the error for a reference in a text to a file that is no text."""
     raise ConfigurationError(
         f"{where}: {reference[0]} stands within a text, but the file holds "
         f"{type(content).__name__}; let it be the whole value, or name a text file"
@@ -174,4 +184,6 @@ def _format_literal(value: Any) -> str:
         return QuotedString(value, Quote.single).with_quotes()
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)

@@ -11,7 +11,7 @@ from bsmeta.core.keys import key
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """Text under given metadata (mode=text), or metadata of given text (mode=attribute)."""
+    """Settings to generate text under given metadata, or to infer the metadata of given text."""
 
     mode: str = key("text", choices=("text", "attribute"))
     """text: generate under metadata; attribute: infer metadata from text"""

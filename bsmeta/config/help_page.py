@@ -1,6 +1,6 @@
-"""`--help`: every key of a schema with its type, default, meaning and DeepSpeed counterpart.
+"""Formats `--help`: the keys of a schema with type, default, meaning and DeepSpeed counterpart.
 
-docs/configuration.md shows the same (`bsmeta.reference`).
+`bsmeta.reference` writes the same into docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ from typing import Any
 
 from bsmeta.config.groups import list_group_options
 from bsmeta.config.schema_types import describe_type, find_entry_schema
-from bsmeta.core.keys import About, about, iterate_leaves, read_meanings, read_type_hints
+from bsmeta.core.keys import (
+    Declaration,
+    get_declaration,
+    iterate_leaves,
+    read_meanings,
+    read_type_hints,
+)
 
-_MIN_COLUMNS = 40  # columns of a page of help
+_MIN_COLUMNS = 40
+"""Minimum width of the page, in characters."""
 
 MAIN_KEYS = (
     "data_config.train_file",
@@ -46,65 +53,68 @@ MAIN_KEYS = (
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a schema.
+    """A key of a schema, as text.
 
     Attributes:
         name: The dotted name.
-        type: The type as text.
-        default: The default as text.
-        entries: The schema of the entries of a list; None if they have none.
+        type: The type, in the notation of messages.
+        default: The default, in YAML's notation.
+        meaning: The text that explains the key.
+        declaration: The accepted values, heading and DeepSpeed counterpart.
+        entry_schema: The schema of the entries of a list; None if they have none.
     """
 
     name: str
     type: str
     default: str
     meaning: str
-    about: About
-    entries: Any
+    declaration: Declaration
+    entry_schema: Any
 
 
 def list_keys(schema: type) -> Iterator[Key]:
-    """Yields the leaves of the schema, in declaration order."""
+    """Yields the keys of a schema and its sections, in the order of declaration."""
     for name, section, field in iterate_leaves(schema()):
         owner: Any = type(section)
         value_type = read_type_hints(owner)[field.name]
-        declaration = about(field)
+        declaration = get_declaration(field)
         yield Key(
             name=name,
             type=describe_type(value_type),
             default=_format_yaml(getattr(section, field.name)),
             meaning=declaration.meaning or read_meanings(owner).get(field.name, ""),
-            about=declaration,
-            entries=find_entry_schema(value_type),
+            declaration=declaration,
+            entry_schema=find_entry_schema(value_type),
         )
 
 
 def list_sections(schema: type) -> list[tuple[str, list[Key]]]:
-    """Lists the keys under headings: the outermost ones by topic, then each section by its name.
+    """Lists the keys by heading: first the outermost keys by topic, then the keys of each section.
 
-    The entries of a list of dataclasses (`schedule`) form a section, too, placed after the list's.
+    The keys of the entries of a list (`schedule`) have a heading after that of the list's section.
     """
     sections: dict[str, list[Key]] = {}
     topic = "Keys"
     for key in list_keys(schema):
         section = key.name.rpartition(".")[0]
-        topic = key.about.heading or topic
+        topic = key.declaration.heading or topic
         sections.setdefault(f"`{section}`" if section else topic, []).append(key)
-        if key.entries is not None:
-            sections[f"Entries of `{key.name}`"] = list(list_keys(key.entries))
+        if key.entry_schema is not None:
+            sections[f"Entries of `{key.name}`"] = list(list_keys(key.entry_schema))
 
-    def is_inner(section: tuple[str, list[Key]]) -> bool:
-        heading, _ = section
-        return heading.startswith(("`", "Entries"))
-
-    return sorted(sections.items(), key=is_inner)  # the topics first, otherwise in their order
+    inner_headings = [heading for heading in sections if heading.startswith(("`", "Entries"))]
+    topics = [heading for heading in sections if heading not in inner_headings]
+    return [(heading, sections[heading]) for heading in topics + inner_headings]
 
 
 def format_help(schema: type, program: str, config_name: str, *, all_keys: bool = True) -> str:
     """Formats the page of `--help`.
 
     Args:
-        all_keys: Whether to show every key (`--help all`), or only those that most runs set.
+        program: The name of the program's file.
+        config_name: The main configuration if the command line names none.
+        all_keys: Whether to show every key (`--help all`); otherwise, the page of a training
+            program shows only the keys that most runs set.
     """
     lines = [
         f"usage: {program} [--config-name NAME] [key=value ...]",
@@ -131,44 +141,48 @@ def format_help(schema: type, program: str, config_name: str, *, all_keys: bool 
 
 
 def _describe_main_keys(schema: type, program: str) -> list[str]:
-    """Lists the keys that most runs set, the program's own keys, and the headings of the rest."""
+    """Describes the program's own keys, the keys that most runs set, and how to see the others."""
     keys = {key.name: key for key in list_keys(schema)}
-    inherited: set[str] = set()
+    inherited_names: set[str] = set()
     for base in schema.__mro__[1:]:
-        inherited |= {*vars(base).get("__annotations__", {})}
-    own_keys = [key for name, key in keys.items() if name.partition(".")[0] not in inherited]
+        inherited_names.update(vars(base).get("__annotations__", {}))
+    own_keys = [key for name, key in keys.items() if name.partition(".")[0] not in inherited_names]
 
-    lines = []
-    if not {key.name for key in own_keys} & {*MAIN_KEYS}:
+    lines: list[str] = []
+    own_keys_are_shown_below = any(key.name in MAIN_KEYS for key in own_keys)
+    if not own_keys_are_shown_below:
         lines += _describe_keys(f"Keys of {program}", own_keys)
     main_keys = [keys[name] for name in MAIN_KEYS if name in keys]
     lines += _describe_keys("The keys that most runs set", main_keys)
 
     sections = list_sections(schema)
-    headings = ", ".join(f"{heading} ({len(members)})" for heading, members in sections)
+    headings = ", ".join(f"{heading} ({len(section_keys)})" for heading, section_keys in sections)
     lines.append(f"--help all shows all {len(keys)} keys: {headings.replace('`', '')}.")
     return lines
 
 
 def _describe_keys(heading: str, keys: list[Key]) -> list[str]:
-    """Lists keys below their heading, each with its meaning on a second line."""
+    """Describes keys below a heading, each with its meaning on a second line."""
     lines = [heading, "-" * len(heading)]
     for key in keys:
-        twin = f"  [DeepSpeed: {key.about.deepspeed}]" if key.about.deepspeed else ""
-        values = f"  ({key.about.values})" if key.about.values else ""
+        twin = f"  [DeepSpeed: {key.declaration.deepspeed}]" if key.declaration.deepspeed else ""
+        values = f"  ({key.declaration.values})" if key.declaration.values else ""
         lines.append(f"{key.name}: {key.type} = {key.default}{values}")
         lines.append(f"    {key.meaning}{twin}")
     return [*lines, ""]
 
 
 def _format_yaml(value: Any) -> str:
+    """Formats a default in YAML's notation of null and booleans."""
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def wrap_page(page: str) -> str:
-    """Folds a page to the width of the terminal; returns it unchanged where there is none."""
+    """Wraps the lines of a page at the width of the terminal; without one, returns it unchanged."""
     if not (sys.stdout.isatty() or "COLUMNS" in os.environ):
         return page
 

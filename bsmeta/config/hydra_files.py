@@ -1,7 +1,7 @@
 """Reads the files of a configuration for Hydra, and records the keys that each of them sets.
 
-Hydra offers no public API for its file reader and its search path, so a new version may break this
-module: `tests/config/test_hydra_files.py` checks for the version that it was written for.
+Hydra has no public API for its file reader and its search path, so a new version may break this
+module; `tests/config/test_hydra_files.py` checks that Hydra has the version of this module.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from bsmeta.config.from_file import Expansion
-from bsmeta.config.groups import PARTS
+from bsmeta.config.groups import PARTS_FOLDER
 from bsmeta.config.yaml_values import parse_values
 from bsmeta.core.errors import ConfigurationError, format_value
 from bsmeta.core.files import CONFIG_FOLDER
 
-_HEADER_LENGTH = 512
-"""Characters of a file in which Hydra looks for `# @package`."""
+_HEADER_CHARS = 512
+"""Number of characters at the beginning of a file in which Hydra searches for `# @package`."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class FileRecord:
     """A file that has been read.
 
     Attributes:
-        package: The section that the content belongs to, such as `data_config`; "" for all.
-        content: The keys and values; empty for a file that another one includes, because they are
-            part of that file's content.
+        package: The section that the content belongs to, such as `data_config`; "" for the whole
+            configuration.
+        content: The keys and values; empty for a file that another one includes, whose content has
+            them.
     """
 
     package: str = ""
@@ -50,23 +51,24 @@ class FileRecord:
 
 @dataclass
 class ConfigReader:
-    """The settings with which Hydra reads its files, and the files that it has read.
+    """The settings with which Hydra reads files, and the files that it has read.
 
     Attributes:
-        keys: The keys of the schema. A folder of such a name is not a group: `metadata=…` is a key
-            of generate.py, but a group of train.py.
+        keys: The keys of the schema. A folder with the name of a key is not a group: `metadata` is
+            a key of generate.py, but a group of train.py.
         own_folder: The config folder of the user, which is searched first.
-        left_out: Entries of defaults lists to ignore, as `GROUP/OPTION`.
-        files: The files that have been read, in this order.
-        paths: For each of them, its name in defaults lists.
+        main_folder: The config folder that is searched after it.
+        ignored_entries: Entries of defaults lists to ignore, as `GROUP/OPTION`.
+        files: The record of each file that has been read, in this order.
+        files_by_name: The files that have been read, by their name in defaults lists.
     """
 
     keys: frozenset[str] = frozenset()
     own_folder: Path | None = None
     main_folder: Path = CONFIG_FOLDER
-    left_out: set[str] = field(default_factory=set)
+    ignored_entries: set[str] = field(default_factory=set)
     files: dict[Path, FileRecord] = field(default_factory=dict)
-    paths: dict[str, Path] = field(default_factory=dict)
+    files_by_name: dict[str, Path] = field(default_factory=dict)
 
     @property
     def folders(self) -> list[Path]:
@@ -75,8 +77,8 @@ class ConfigReader:
         return [folder for folder in folders if folder is not None]
 
     def install(self) -> None:
-        """Makes Hydra read its files through this object, instead of an earlier one."""
-        # Registers Hydra's own sources, which would replace ours later.
+        """Makes Hydra read its files through this object, in place of an earlier one."""
+        # The first call registers Hydra's own sources, which would otherwise replace ours later.
         plugins = Plugins.instance()
         for source in (RecordingSource, PackageSource, StructuredConfigSource):
             SourcesRegistry.instance().types[source.scheme()] = source
@@ -86,54 +88,68 @@ class ConfigReader:
     def clear(self) -> None:
         """Clears the record of files that have been read."""
         self.files.clear()
-        self.paths.clear()
+        self.files_by_name.clear()
 
     def is_group(self, name: str) -> bool:
-        """Whether a name belongs to a group: a folder whose files are choices."""
-        if name in self.keys or name == PARTS:
+        """Whether a name is that of a group: a folder whose files are choices."""
+        if name in self.keys or name == PARTS_FOLDER:
             return False
         return any((folder / name).is_dir() for folder in self.folders)
 
     def note_part(self, file: Path) -> None:
-        """Records a file that another one includes."""
+        """Records a file that another one includes, by `${from_file:…}`."""
         self.files.setdefault(file, FileRecord())
 
 
 def shorten_path(file: Path) -> str:
-    """Returns the path relative to the working folder if it is inside, else unchanged."""
+    """Returns a path relative to the working folder; unchanged if it is outside of that folder."""
     working_folder = Path.cwd()
-    return str(file.relative_to(working_folder) if file.is_relative_to(working_folder) else file)
+    if file.is_relative_to(working_folder):
+        return str(file.relative_to(working_folder))
+    return str(file)
 
 
 class OwnFolderFirst(SearchPathPlugin):
-    """Puts the user's folder before `hydra_configs/`; Hydra's own --config-dir comes after it."""
+    """Searches the user's folder before `hydra_configs/`; Hydra would search --config-dir last."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Adds the user's folder at the beginning of the search path."""
         own_folder = RecordingSource.reader.own_folder
         if own_folder is not None:
             search_path.prepend("own", f"file://{own_folder}", anchor="main")
 
 
 class RecordingSource(FileConfigSource):
-    """Hydra's file reader, which also expands `${from_file:…}` and records every file."""
+    """Hydra's file reader, extended to expand `${from_file:…}` and to record every file.
+
+    Attributes:
+        reader: The settings and the record, which `ConfigReader.install` sets.
+    """
 
     reader: ClassVar[ConfigReader] = ConfigReader()
 
     def is_group(self, config_path: str) -> bool:
-        if config_path in self.reader.keys or config_path == PARTS:
+        """Whether a path is that of a group; see `ConfigReader.keys`."""
+        if config_path in self.reader.keys or config_path == PARTS_FOLDER:
             return False
         return super().is_group(config_path)
 
     def load_config(self, config_path: str) -> ConfigResult:
+        """Reads, expands and records a file.
+
+        Raises:
+            ConfigurationError: If the file cannot be read, has no keys, or its defaults list is
+                invalid.
+        """
         file = Path(self.path) / self._normalize_file_name(config_path)
         text, values = self._parse(file)
         if not isinstance(values, dict):
             raise ConfigurationError(f"{file}: found a list, expected keys and values")
         self.reader.files[file] = FileRecord()  # keeps its place before the files that it includes
-        self.reader.paths[config_path] = file
+        self.reader.files_by_name[config_path] = file
 
         entries = values.pop("defaults", None)
-        names = [*_list_defaults(entries, file)]
+        names = list(_list_defaults(entries, file))
         if config_path in names:
             raise ConfigurationError(
                 f"{file}: its defaults list names {config_path}, which is this file itself (the "
@@ -143,7 +159,7 @@ class RecordingSource(FileConfigSource):
 
         expansion = Expansion(Path(self.path), self.reader.note_part)
         values = expansion.expand(values, shorten_path(file))
-        header = self._get_header_dict(text[:_HEADER_LENGTH])
+        header = self._get_header_dict(text[:_HEADER_CHARS])
         self.reader.files[file] = FileRecord(
             _find_package(header, config_path),
             {name: value for name, value in values.items() if name != "hydra"},
@@ -153,7 +169,7 @@ class RecordingSource(FileConfigSource):
             values["defaults"] = [
                 entry
                 for entry, name in zip(entries, names, strict=True)
-                if name not in self.reader.left_out
+                if name not in self.reader.ignored_entries
             ]
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(values), header)
 
@@ -167,22 +183,24 @@ class RecordingSource(FileConfigSource):
 
 
 class PackageSource(ImportlibResourcesConfigSource):
-    """Hydra's reader of the files in packages, such as its own, which parses each text once."""
+    """Hydra's reader of files in packages, such as its own files; it parses each text only once."""
 
     def _read_config(self, res: Any) -> ConfigResult:
         text = res.read_text(encoding="utf-8")
-        header = self._get_header_dict(text[:_HEADER_LENGTH])
+        header = self._get_header_dict(text[:_HEADER_CHARS])
         values = OmegaConf.create(parse_values(text, Path(str(res))))
         return ConfigResult(self.provider, self.full_path(), values, header)
 
 
 class StructuredConfigSource(structured_config_source.StructuredConfigSource):
-    """Hydra's reader of its store of schemas, without a copy of the store for each composition.
+    """Hydra's reader of its store of schemas, which is not copied for each composition.
 
-    The store copies each loaded value. Hydra recognizes this source by the name of its class.
+    A copy is not needed, because the store copies each value that is loaded. Hydra recognizes this
+    source by the name of its class.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StructuredConfigSource:
+        """Returns this object itself."""
         return self
 
 
@@ -194,7 +212,7 @@ def _find_package(header: Mapping[str, str | None], config_path: str) -> str:
 
 
 def _list_defaults(entries: Any, file: Path) -> Iterator[str]:
-    """Yields the entries of a defaults list as `GROUP/OPTION`, `model/gpt2` for {model: gpt2}.
+    """Yields the names of the entries of a defaults list: `model/gpt2` for {model: gpt2}.
 
     Raises:
         ConfigurationError: If it is not a defaults list, which would crash Hydra.
@@ -205,8 +223,9 @@ def _list_defaults(entries: Any, file: Path) -> Iterator[str]:
 
     for entry in entries or ():
         if isinstance(entry, dict) and len(entry) == 1:
-            group, option = next(iter(entry.items()))
-            yield f"{re.sub(r'^(override|optional) +|@.*', '', str(group))}/{option}"
+            [(choice, option)] = entry.items()
+            group = re.sub(r"^(override|optional) +|@.*", "", str(choice))
+            yield f"{group}/{option}"
         elif isinstance(entry, str):
             yield entry
         else:

@@ -11,13 +11,15 @@ from hydra._internal.utils import get_args_parser
 
 from bsmeta.core.errors import ConfigurationError
 
-_CHECK = "_check_help"  # of argparse, from Python 3.14 on
+_CHECK = "_check_help"
+"""The method of argparse's parser that checks the help of an option; from Python 3.14 on."""
 
 
 class OptionParser(argparse.ArgumentParser):
     """A parser that raises its errors instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
+        """Raises a `ConfigurationError`."""
         raise ConfigurationError(f"the command line: {message}; see --help")
 
 
@@ -31,11 +33,12 @@ def make_option_parser() -> OptionParser:
 def accept_any_help_text() -> Iterator[None]:
     """Makes argparse accept options whose help is not a string, as it did before Python 3.14.
 
-    Since then, it formats each help text when the option is added. That of Hydra's
-    `--shell-completion` (up to 1.3.8 at least) is an object that becomes a text when it is shown.
+    Since 3.14, argparse formats each help text when the option is added. The help of Hydra's
+    `--shell-completion` (at least up to Hydra 1.3.8) is an object that becomes a text only when it
+    is shown.
     """
     is_outermost = _CHECK not in vars(argparse.ArgumentParser)
-    setattr(argparse.ArgumentParser, _CHECK, _accept)
+    setattr(argparse.ArgumentParser, _CHECK, _skip_check)
     try:
         yield
     finally:
@@ -43,5 +46,5 @@ def accept_any_help_text() -> Iterator[None]:
             delattr(argparse.ArgumentParser, _CHECK)
 
 
-def _accept(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
-    """Does nothing, in place of a check."""
+def _skip_check(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+    """Replaces the check of an option's help, and does nothing."""

@@ -1,8 +1,8 @@
 """Resolves every `${…}` of a filled configuration, and converts it to an instance of its schema.
 
-OmegaConf resolves interpolations to numbers, strings and booleans. Here lists, mappings and
-sections are converted as well: a variable may hold YAML, `TYPES='[url, title]'`. Saved
-configurations are never resolved (`bsmeta.config.saved`).
+OmegaConf resolves interpolations to numbers, strings and booleans. Here, they may also become
+lists, mappings and sections: an environment variable may hold YAML, as in `TYPES='[url, title]'`.
+Saved configurations are never resolved (`bsmeta.config.saved`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def finish_configuration(
     """Resolves a filled configuration, and converts it to an instance of the schema.
 
     Returns:
-        The instance, in which the schema's defaults replace values that cannot be resolved, and the
-        problems.
+        The instance, and a problem for each value that cannot be resolved (and has the default of
+        the schema), names an unknown user's home, or is an address where only paths are read.
     """
     problems = resolve_interpolations(composed)
-    written = OmegaConf.to_object(composed)
-    assert isinstance(written, schema)
+    resolved = OmegaConf.to_object(composed)
+    assert isinstance(resolved, schema)
 
-    config, unknown_users = expand_home(written)
+    config, unknown_users = expand_home(resolved)
     for name, path in unknown_users:
         user = path.partition("/")[0]
         expected = f"a path; there is no user {user[1:]} on this machine"
@@ -64,12 +64,12 @@ def resolve_interpolations(composed: DictConfig) -> list[Problem]:
     """Replaces every interpolation of a section by its value in the field's type, in place.
 
     Returns:
-        The problems; a value that cannot be resolved is replaced by the schema's default.
+        A problem for each value that cannot be resolved, which has the default of the schema.
     """
-    problems = []
+    problems: list[Problem] = []
     written = OmegaConf.to_container(composed, resolve=False)
-    # From the end, so that deleting an entry of a list moves none that is still to be resolved.
-    for section, name, key in reversed([*_find_interpolations(composed, "")]):
+    # In reverse, because deleting an entry of a list moves the entries after it.
+    for section, name, key in reversed(list(_find_interpolations(composed, ""))):
         schema: Any = OmegaConf.get_type(section)
         is_field = dataclasses.is_dataclass(schema)
         value_type = drop_none(read_type_hints(schema)[name]) if is_field else None
@@ -78,7 +78,7 @@ def resolve_interpolations(composed: DictConfig) -> list[Problem]:
         except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
             entries: Any = OmegaConf.to_container(section, resolve=False)
             text = entries[name]
-            variables = [*dict.fromkeys(_find_variables(text, written, ()))]
+            variables = list(dict.fromkeys(_find_variables(text, written, ())))
             problems.append(_describe_unresolved(key, str(text), variables, value_type, error))
             with open_dict(section):
                 if is_field:
@@ -86,13 +86,14 @@ def resolve_interpolations(composed: DictConfig) -> list[Problem]:
                 else:  # an entry of a list or mapping
                     del section[name]
 
-    return problems[::-1]
+    problems.reverse()
+    return problems
 
 
 def _find_interpolations(
     section: DictConfig | ListConfig, prefix: str
 ) -> Iterator[tuple[DictConfig | ListConfig, Any, str]]:
-    """Yields the container of every interpolation, its name there, and its dotted key."""
+    """Yields the container of every interpolation, its name or index there, and its dotted key."""
     names = list(section) if isinstance(section, DictConfig) else range(len(section))
     for name in names:
         key = f"{prefix}{name}"
@@ -103,7 +104,12 @@ def _find_interpolations(
 
 
 def _convert_value(section: DictConfig | ListConfig, name: Any, value_type: Any) -> None:
-    """Sets a list, mapping or section to the value of its interpolation."""
+    """Resolves an interpolation; replaces it in place if it becomes a list, mapping or section.
+
+    Raises:
+        OmegaConfBaseException, yaml.YAMLError, TypeError: If it has no value, or one of another
+            type.
+    """
     value = section[name]
     is_section = dataclasses.is_dataclass(value_type)
     is_container = is_section or typing.get_origin(value_type) in (list, dict)
@@ -114,8 +120,9 @@ def _convert_value(section: DictConfig | ListConfig, name: Any, value_type: Any)
         value = parse_yaml(value)
         if not isinstance(value, (list, dict)):
             raise TypeError(f"not {describe_type(value_type)}")
-        for misfit in find_misread_booleans(value, value_type):
-            raise TypeError(misfit.expected)
+        misread_boolean = next(find_misread_booleans(value, value_type), None)
+        if misread_boolean is not None:
+            raise TypeError(misread_boolean.expected)
     elif OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=True)  # it may itself contain interpolations
 
@@ -127,12 +134,14 @@ def _convert_value(section: DictConfig | ListConfig, name: Any, value_type: Any)
 def _describe_unresolved(
     key: str, text: str, variables: list[str], value_type: Any, error: Exception
 ) -> Problem:
-    """Returns the problem of an interpolation without a value, or with one that does not fit.
+    """Returns the problem of an interpolation without a value, or with a value of another type.
 
     Args:
-        text: The value as it was written.
-        variables: The environment variables that the value depends on.
+        key: The dotted key of the interpolation.
+        text: The interpolation as it was written.
+        variables: The environment variables on which its value depends.
         value_type: The type of its field; None for an entry of a list or mapping.
+        error: The error with which it could not be resolved.
     """
     message = str(error)
     is_entry = key.rpartition(".")[2].isdecimal()
@@ -142,14 +151,16 @@ def _describe_unresolved(
             return _describe_missing_variable(key, text, name, how_to_override)
 
     reason = re.sub(r"^While dereferencing interpolation '.*?': ", "", message.partition("\n")[0])
-    if not variables and _is_about_missing_value(error):
+    if not variables and _means_missing_value(error):
         expected = f"a key, or a resolver (oc.env, repo, from_file) ({reason})"
         return Problem(
             key, HYDRA, format_value(text), expected, f"correct it, or {how_to_override}"
         )
 
     found = "; ".join([format_value(text), *map(_describe_variable, variables)])
-    expected = f"a value of type {describe_type(value_type)}" if value_type else "a value that fits"
+    expected = "a value that fits"
+    if value_type is not None:
+        expected = f"a value of type {describe_type(value_type)}"
     fix = how_to_override
     if variables:
         fix = f"export {' or '.join(variables)} with another value, or {how_to_override}"
@@ -157,7 +168,12 @@ def _describe_unresolved(
 
 
 def _describe_missing_variable(key: str, text: str, name: str, how_to_override: str) -> Problem:
-    """Returns the problem of an interpolation of a variable that the environment lacks."""
+    """Returns the problem of an interpolation whose variable is not set.
+
+    Args:
+        name: The environment variable.
+        how_to_override: An alternative fix.
+    """
     return Problem(
         key,
         HYDRA,
@@ -167,19 +183,26 @@ def _describe_missing_variable(key: str, text: str, name: str, how_to_override: 
     )
 
 
-def _is_about_missing_value(error: Exception) -> bool:
-    """Whether an interpolation has no value, rather than one that does not fit."""
-    return isinstance(error, InterpolationResolutionError) and not isinstance(
-        error, InterpolationValidationError
-    )
+def _means_missing_value(error: Exception) -> bool:
+    """Whether an interpolation has no value, rather than a value of another type."""
+    if isinstance(error, InterpolationValidationError):
+        return False
+    return isinstance(error, InterpolationResolutionError)
 
 
 def _describe_variable(name: str) -> str:
+    """Returns an environment variable with its value, or the words that it is unset."""
     return f"{name}={os.environ[name]}" if name in os.environ else f"{name} is unset"
 
 
 def _find_variables(value: Any, written: Any, visited: tuple[str, ...]) -> Iterator[str]:
-    """Yields the environment variables of a value as written, and of the keys it refers to."""
+    """Yields the environment variables on which a value depends, also through other keys.
+
+    Args:
+        value: The value as it was written.
+        written: The whole configuration as it was written.
+        visited: The keys through which the value was reached.
+    """
     for text in find_texts(value):
         yield from _VARIABLE.findall(text)
         for name in _REFERENCE.findall(text):
@@ -188,7 +211,7 @@ def _find_variables(value: Any, written: Any, visited: tuple[str, ...]) -> Itera
 
 
 def find_texts(value: Any) -> Iterator[str]:
-    """Yields every text of nested dicts and lists, but no keys."""
+    """Yields every text in the values of nested dicts and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

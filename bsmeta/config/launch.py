@@ -2,7 +2,7 @@
 
 `accelerate launch` passes its settings to the workers in environment variables. With `check_only`,
 a launch file can be read instead, to check it before anything is started. This module refuses only
-unreadable settings; `bsmeta.config.launch_checks` compares them with the configuration.
+settings that cannot be read; `bsmeta.config.launch_checks` compares them with the configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ ENVIRONMENT = "the environment"
 
 _ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 _RENDEZVOUS_VARIABLES = ("RANK", *_ADDRESS_VARIABLES)
-"""The variables that several processes need to find each other."""
+"""The variables with which several processes find each other."""
+
+# Files of GPU drivers: NVIDIA's, the same on Tegra and under WSL, and AMD's.
+_DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 
 _TRUE_TEXTS = {"1", "true", "yes", "on"}  # `accelerate launch` writes "true" or "True"
 
@@ -33,8 +36,8 @@ _LAUNCH_FIELDS = {"deepspeed_config_file", "zero3_init_flag", "deepspeed_hostfil
     f"deepspeed_{name}" for name in ("multinode_launcher", "exclusion_filter", "inclusion_filter")
 }
 
-# The variables that `accelerate launch` sets from its ZeRO options (not the last two, which may
-# still be exported), and the key of the DeepSpeed JSON. With a JSON, it ignores the variables.
+# Variable of a ZeRO option -> the key below `zero_optimization` in the DeepSpeed JSON. `accelerate
+# launch` sets all but the last two, which users may export; beside a JSON, it ignores them all.
 ZERO_VARIABLES = {
     f"ACCELERATE_DEEPSPEED_{option.upper()}": key
     for option, key in {
@@ -47,8 +50,8 @@ ZERO_VARIABLES = {
     }.items()
 }
 
-# The fields of a launch file's `fsdp_config`: the variable that `accelerate launch` sets from each,
-# and the value that it sets where the file has none ("": it sets no variable).
+# Field of a launch file's `fsdp_config` -> the variable that `accelerate launch` sets from it, and
+# the value of the variable if the file lacks the field ("": the variable is not set).
 FSDP_FIELDS = {
     "fsdp_version": ("FSDP_VERSION", "1"),
     "fsdp_reshard_after_forward": ("FSDP_RESHARD_AFTER_FORWARD", "true"),
@@ -68,8 +71,8 @@ FSDP_FIELDS = {
     "fsdp_sync_module_states": ("FSDP_SYNC_MODULE_STATES", "true"),
 }
 
-# The keys of a launch file as of Accelerate 1.15 (its ClusterConfig), except those for what is not
-# supported here (Megatron, TPUs, …). Accelerate fails with its own error on any other key.
+# The keys of a launch file in Accelerate 1.15 (its ClusterConfig), without the keys of engines and
+# hardware that are not supported here. Accelerate itself refuses any other key.
 FILE_KEYS = {
     "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug",
     "num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip",
@@ -77,7 +80,8 @@ FILE_KEYS = {
     "enable_cpu_affinity", "deepspeed_config", "fsdp_config", "downcast_bf16", "dynamo_config",
 }  # fmt: skip
 
-# Keys that `accelerate config` also writes, without effect here as long as they are empty.
+# Keys of unsupported engines and hardware, which `accelerate config` writes as well. They have no
+# effect as long as they are empty.
 EMPTY_FILE_KEYS = {
     "command_file", "commands", "fp8_config", "megatron_lm_config", "mpirun_config",
     "parallelism_config", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm",
@@ -92,23 +96,31 @@ class Launch:
     Attributes:
         source: `the environment`, or the launch file that was read.
         num_processes: The world size.
-        expected_processes: Number of processes on all machines, as the launch scripts state it.
+        expected_processes: Number of processes on all machines that the launch scripts state.
         local_processes: Number of processes on this machine.
         gpus: Number of GPUs that the processes on this machine may use.
-        wants_gpus: Whether a launch file starts several processes without hiding the GPUs.
+        wants_gpus: Whether Accelerate started an engine without hiding the GPUs.
         distributed_type: Accelerate's name for the engine.
-        use_cpu: Accelerate's switch, with which it starts only one process.
+        use_cpu: Accelerate's switch with which it starts only one process.
         lacks_world_size: Whether Accelerate was asked for several processes, but started one.
-        zero_options: The `ZERO_VARIABLES` that are set, with their values.
-        deepspeed_config_file: Resolved; None under DeepSpeed: none was named.
+        zero_options: The values of the `ZERO_VARIABLES` that are set.
+        deepspeed_config_file: The resolved path of the DeepSpeed JSON; None if none is named.
+        zero3_init: Accelerate's switch to partition weights while a model is loaded.
         fsdp: The values of `FSDP_FIELDS`, in lower case; None without FSDP.
-        compiler: Accelerate's dynamo backend, unless it is "no".
-        tasks_in_step: Number of tasks of a SLURM step that was started without a launcher.
+        mixed_precision: The precision that Accelerate was given; None if it was given none.
+        gradient_accumulation_steps: The number that Accelerate was given for DeepSpeed.
+        gradient_clipping: The norm that Accelerate was given for DeepSpeed.
+        compiler: Accelerate's dynamo backend; None for "no".
+        tasks_in_step: Number of tasks in a SLURM step that was started without a launcher.
         unknown: Keys of a launch file that Accelerate would refuse.
         unsupported: Keys of a launch file for engines and hardware that are not supported here.
-        unset: The missing variables among those that several processes need to find each other.
-        machines: Number of machines; like the next three, from a launch file.
-        misplaced: Fields of Accelerate's `deepspeed_config` that belong in the DeepSpeed JSON.
+        rank: The global rank of this process.
+        unset: Variables that are missing although several processes need them to find each other.
+        machines: Number of machines in a launch file.
+        machine_rank: Number of this machine in a launch file.
+        main_process_ip: Address of the first machine in a launch file.
+        main_process_port: Port of the first machine in a launch file.
+        misplaced: Fields of Accelerate's `deepspeed_config` that belong in the DeepSpeed JSON;
             Accelerate refuses them together with a JSON.
     """
 
@@ -147,31 +159,36 @@ class Launch:
 
     @property
     def reshards(self) -> bool | None:
-        """Under FSDP2: whether a layer's weights are freed after the forward pass."""
-        return None if self.fsdp is None else self.fsdp["fsdp_reshard_after_forward"] == "true"
+        """Whether FSDP2 frees a layer's weights after its forward pass; None without FSDP."""
+        if self.fsdp is None:
+            return None
+        return self.fsdp["fsdp_reshard_after_forward"] == "true"
 
 
 def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None = None) -> Launch:
     """Reads the launch of this process, or the one that a launch file describes.
 
     Args:
-        accelerate_config_file: A launch file to read instead of the environment, relative to the
-            working folder or to the project's files.
+        environ: The environment variables of this process.
+        accelerate_config_file: A launch file to read instead of the environment; relative to the
+            working folder, or to the files of the project (`ROOT`).
 
     Raises:
         ConfigurationError: If a variable, the file or one of its values cannot be read.
     """
     if accelerate_config_file is not None:
-        return _read_launch_file(find_file(accelerate_config_file))
+        return _read_launch_file(resolve_project_file(accelerate_config_file))
     return _read_environment(environ)
 
 
-def find_file(name: str) -> Path:
+def resolve_project_file(name: str) -> Path:
     """Resolves a path in the working folder, or in the project if the file exists only there."""
     path = Path(name).expanduser()
-    shipped = ROOT / path
+    project_path = ROOT / path
     # Not Path.exists, which raises an error for a name that is too long.
-    return shipped if not os.path.exists(path) and os.path.exists(shipped) else path
+    if not os.path.exists(path) and os.path.exists(project_path):
+        return project_path
+    return path
 
 
 def _read_environment(environ: Mapping[str, str]) -> Launch:
@@ -180,8 +197,8 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
     def is_on(name: str) -> bool:
         return environ.get(name, "").lower() in _TRUE_TEXTS
 
-    processes = _read_integer(environ, "WORLD_SIZE", 1)
-    if processes > 1:  # torch would fail on these with a traceback
+    num_processes = _read_integer(environ, "WORLD_SIZE", 1)
+    if num_processes > 1:  # torch would fail on invalid values with a traceback
         _read_integer(environ, "MASTER_PORT", 1, maximum=65535)
         _read_integer(environ, "LOCAL_RANK", 0, minimum=0)
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
@@ -189,24 +206,28 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
     tasks_in_step = None if is_launched else _read_integer(environ, "SLURM_STEP_NUM_TASKS", 1)
     hides_gpus = environ.get("CUDA_VISIBLE_DEVICES", "").startswith("-1")
 
-    engine = "MULTI_GPU" if processes > 1 else "NO"
+    engine = "MULTI_GPU" if num_processes > 1 else "NO"
     for name in ("MEGATRON_LM", "FSDP", "DEEPSPEED"):  # the last one wins
         if is_on(f"ACCELERATE_USE_{name}"):
             engine = name
-    fsdp = _read_fsdp_variables(environ) if engine == "FSDP" else None
-    needs_rendezvous = processes > 1 or fsdp is not None
 
-    fields = [name for name in environ.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(",") if name]
+    fsdp = _read_fsdp_variables(environ) if engine == "FSDP" else None
+    unset: list[str] = []
+    if num_processes > 1 or fsdp is not None:
+        unset = [name for name in _RENDEZVOUS_VARIABLES if name not in environ]
+
     json_file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
     zero3_init = environ.get("ACCELERATE_DEEPSPEED_ZERO3_INIT")
+    field_list = environ.get("ACCELERATE_CONFIG_DS_FIELDS", "")
+    deepspeed_fields = [name for name in field_list.split(",") if name]
     precision = environ.get("ACCELERATE_MIXED_PRECISION")
-    if precision == "no" and "mixed_precision" not in fields:
+    if precision == "no" and "mixed_precision" not in deepspeed_fields:
         precision = None  # Accelerate exports "no" if nothing is stated
 
     return Launch(
         source=ENVIRONMENT,
-        num_processes=processes,
-        expected_processes=_read_integer(environ, "BSMETA_WORLD_SIZE", processes),
+        num_processes=num_processes,
+        expected_processes=_read_integer(environ, "BSMETA_WORLD_SIZE", num_processes),
         local_processes=_read_integer(environ, "LOCAL_WORLD_SIZE", 1),
         gpus=_count_gpus(hides_gpus),
         wants_gpus=by_accelerate and engine != "NO" and not hides_gpus,
@@ -215,7 +236,7 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
         # For several processes, Accelerate sets the address, and torchrun WORLD_SIZE as well.
         lacks_world_size=by_accelerate and not is_launched and {*_ADDRESS_VARIABLES} <= {*environ},
         zero_options={name: environ[name] for name in ZERO_VARIABLES if name in environ},
-        deepspeed_config_file=find_file(json_file) if json_file else None,
+        deepspeed_config_file=resolve_project_file(json_file) if json_file else None,
         zero3_init=None if zero3_init is None else zero3_init.lower() in _TRUE_TEXTS,
         fsdp=fsdp,
         mixed_precision=precision,
@@ -224,11 +245,9 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
         compiler=_name_compiler(environ.get("ACCELERATE_DYNAMO_BACKEND")),
         tasks_in_step=tasks_in_step,
         rank=_read_integer(environ, "RANK", 0, minimum=0),
-        unset=tuple(
-            name for name in _RENDEZVOUS_VARIABLES if needs_rendezvous and name not in environ
-        ),
+        unset=tuple(unset),
         unsupported=("parallelism_config",) if is_on("ACCELERATE_USE_PARALLELISM_CONFIG") else (),
-        misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
+        misplaced=tuple(name for name in deepspeed_fields if name not in _LAUNCH_FIELDS),
     )
 
 
@@ -241,7 +260,11 @@ def _read_fsdp_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_launch_file(path: Path) -> Launch:
-    """Reads a launch file, with the changes that `accelerate launch` makes to its values."""
+    """Reads a launch file, and changes its values as `accelerate launch` does.
+
+    Raises:
+        ConfigurationError: If the file cannot be read, or a value has a wrong type.
+    """
     if not path.is_file():
         raise ConfigurationError(
             f"accelerate_config_file={path}: there is no such file; expected a launch file such as "
@@ -266,13 +289,14 @@ def _read_launch_file(path: Path) -> Launch:
         name if name.startswith("fsdp") else f"fsdp_{name}": value  # Accelerate adds the prefix
         for name, value in (content.get("fsdp_config") or {}).items()
     }
-    fsdp = _fill_fsdp_fields(fsdp_fields) if engine == "FSDP" else None
+    fsdp = _export_fsdp_fields(fsdp_fields) if engine == "FSDP" else None
 
     unknown = [str(name) for name in content if name not in FILE_KEYS | EMPTY_FILE_KEYS]
     unknown += [f"fsdp_config.{name}" for name in fsdp_fields if name not in FSDP_FIELDS]
     unsupported = [name for name in content if name in EMPTY_FILE_KEYS and content[name]]
     if fsdp_fields and fsdp is None:
         unsupported.append("fsdp_config")
+
     hides_gpus = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
     dynamo = content.get("dynamo_config") or {}
 
@@ -282,7 +306,7 @@ def _read_launch_file(path: Path) -> Launch:
         gpus=0 if hides_gpus else None,
         distributed_type=engine,
         use_cpu=content.get("use_cpu") is True,
-        deepspeed_config_file=find_file(str(json_file)) if json_file else None,
+        deepspeed_config_file=resolve_project_file(str(json_file)) if json_file else None,
         zero3_init=None if zero3_init is None else str(zero3_init).lower() in _TRUE_TEXTS,
         fsdp=fsdp,
         mixed_precision=precision,
@@ -299,14 +323,15 @@ def _read_launch_file(path: Path) -> Launch:
     )
 
 
-def _fill_fsdp_fields(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Returns every field of `fsdp_config` as Accelerate exports it: in lower case."""
+def _export_fsdp_fields(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Returns all fields of `fsdp_config` as Accelerate exports them: as texts, with defaults."""
     return {
         name: str(fields.get(name, default)).lower() for name, (_, default) in FSDP_FIELDS.items()
     }
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    """Reads the keys and values of a launch file."""
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -325,8 +350,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _refuse_types(content: Mapping[str, Any], path: Path) -> None:
-    """Refuses values of a type that makes the launcher fail with a traceback."""
-    expected = {}
+    """Refuses values of a type with which the launcher would fail with a traceback."""
+    expected: dict[str, str] = {}
     for name in ("deepspeed_config", "dynamo_config", "fsdp_config"):
         if not isinstance(content.get(name) or {}, Mapping):
             mapping = "keys and values below it (see experiments/accelerate/zero2.yaml)"
@@ -355,8 +380,10 @@ def _refuse_types(content: Mapping[str, Any], path: Path) -> None:
 
 
 def _name_compiler(backend: Any) -> str | None:
-    """Returns Accelerate's name for a compiler; None for its "no"."""
-    return None if backend is None or str(backend).lower() in ("no", "false") else str(backend)
+    """Returns Accelerate's name for a compiler; None if there is none ("no")."""
+    if backend is None or str(backend).lower() in ("no", "false"):
+        return None
+    return str(backend)
 
 
 def _read_integer(
@@ -366,21 +393,31 @@ def _read_integer(
     minimum: int = 1,
     maximum: int | None = None,
 ) -> int:
-    """Reads an environment variable as an integer within bounds."""
+    """Reads an environment variable as an integer.
+
+    Args:
+        default: The value of an unset variable.
+        minimum: The smallest accepted value.
+        maximum: The largest accepted value; None: any.
+
+    Raises:
+        ConfigurationError: If the variable is no integer, or out of bounds.
+    """
     text = environ.get(name, str(default))
-    is_number = text.isdecimal()
-    is_small_enough = is_number and (maximum is None or int(text) <= maximum)
-    if not is_small_enough or int(text) < minimum:
-        expected = f"{minimum} or more" if maximum is None else f"{minimum} to {maximum}"
-        raise ConfigurationError(
-            f"{name} in the environment: found {text!r}, expected {expected}; start the "
-            "training with accelerate launch or torchrun, which set it, or unset it"
-        )
-    return int(text)
+    if text.isdecimal():
+        number = int(text)
+        if number >= minimum and (maximum is None or number <= maximum):
+            return number
+
+    expected = f"{minimum} or more" if maximum is None else f"{minimum} to {maximum}"
+    raise ConfigurationError(
+        f"{name} in the environment: found {text!r}, expected {expected}; start the training with "
+        "accelerate launch or torchrun, which set it, or unset it"
+    )
 
 
 def _read_number(environ: Mapping[str, str], name: str) -> Any:
-    """Reads an environment variable as a number, to compare with Hydra's; other text as is."""
+    """Reads an environment variable as a number; returns other text unchanged, None if unset."""
     text = environ.get(name)
     if text is None:
         return None
@@ -391,10 +428,13 @@ def _read_number(environ: Mapping[str, str], name: str) -> Any:
 
 
 def _count_gpus(hides_gpus: bool) -> int:
-    """Counts the GPUs that this process may use."""
-    drivers = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")  # NVIDIA (Tegra, WSL), AMD
-    if hides_gpus or not any(map(os.path.exists, drivers)):
-        return 0  # without torch, which takes seconds to import
+    """Returns the number of GPUs that this process may use.
+
+    Args:
+        hides_gpus: Whether CUDA_VISIBLE_DEVICES hides all GPUs.
+    """
+    if hides_gpus or not any(os.path.exists(device) for device in _DRIVER_DEVICES):
+        return 0  # without importing torch, which takes seconds
 
     import torch
 

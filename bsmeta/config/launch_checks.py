@@ -15,7 +15,7 @@ from functools import reduce
 from typing import Any
 
 from bsmeta.config.launch import FILE_KEYS, FSDP_FIELDS, Launch
-from bsmeta.config.schema import ADAMW, OPTIMIZERS, UNDER_FSDP2, RunConfig
+from bsmeta.config.schema import ADAMW, FSDP2_OPTIMIZERS, OPTIMIZERS, RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.errors import HYDRA, Problem, equals_exactly, format_value, suggest_nearest
@@ -291,7 +291,7 @@ def find_fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> I
 
     optimizer = OPTIMIZERS.get(config.optimizer_type)
     if optimizer is not None and not optimizer.takes_shards:
-        expected = f"one of {UNDER_FSDP2} under FSDP2, which shards the parameters by rows"
+        expected = f"one of {FSDP2_OPTIMIZERS} under FSDP2, which shards the parameters by rows"
         fix = f"optimizer_type={ADAMW}, or a launch file without FSDP"
         yield Problem("optimizer_type", HYDRA, format_value(config.optimizer_type), expected, fix)
 

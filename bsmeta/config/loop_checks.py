@@ -9,7 +9,7 @@ from typing import Any
 
 from bsmeta.config.launch import Launch
 from bsmeta.config.metric_table import list_best_metrics
-from bsmeta.config.schema import ADAMW, OPTIMIZERS, UNDER_DEEPSPEED, RunConfig
+from bsmeta.config.schema import ADAMW, DEEPSPEED_OPTIMIZERS, OPTIMIZERS, RunConfig
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.config.value_checks import describe_refusal
 from bsmeta.core.errors import (
@@ -37,8 +37,8 @@ def find_loop_problems(
     optimizer = OPTIMIZERS.get(config.optimizer_type)
     if launch.deepspeed and optimizer is not None and not optimizer.by_element:
         expected = (
-            f"{UNDER_DEEPSPEED} under DeepSpeed, which cuts the parameters into parts without a "
-            "shape"
+            f"{DEEPSPEED_OPTIMIZERS} under DeepSpeed, which cuts the parameters into parts without "
+            "a shape"
         )
         fix = f"optimizer_type={ADAMW}, or a launch file without DeepSpeed"
         yield describe_refusal(config, "optimizer_type", expected, fix)

@@ -1,4 +1,4 @@
-"""Checks of the machine that a run starts on: shared memory, and the GPU's precisions."""
+"""Checks the machine on which a run starts: its shared memory, and the precisions of its GPU."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from bsmeta.core.files import SHARED_MEMORY, format_bytes, measure_free_bytes
 
 BF16_CAPABILITY = 8
 """The first major compute capability with instructions for bf16 (Ampere, 2020)."""
-MIN_SHARED_BYTES = 16 << 20  # bytes: a few batches of each loader process
+
+MIN_SHARED_BYTES = 16 << 20
+"""Minimum number of free bytes of shared memory: a few batches of each loader process."""
 
 
 def find_machine_problems(workers: int, shared_memory: Path = SHARED_MEMORY) -> Iterator[Problem]:
     """Yields a problem if there is too little shared memory for loader processes.
 
     Args:
-        workers: Loader processes of each rank (`data_config.num_workers`).
-        shared_memory: The folder through which loader processes pass batches. By default,
-            containers have 64 MB of it, or none.
+        workers: Number of loader processes of each rank (`data_config.num_workers`).
+        shared_memory: The folder in shared memory through which loader processes pass batches;
+            containers have 64 MB of it by default, or none.
     """
     if not workers or sys.platform != "linux":
         return
@@ -51,8 +53,9 @@ def find_precision_problems(
     """Yields a problem for bf16 on an NVIDIA GPU that can only emulate it.
 
     Args:
-        gpu: Its name, for the message.
-        capability: Its compute capability, major and minor.
+        mixed_precision: The precision of the run: `no`, `bf16` or `fp16`.
+        gpu: The name of the GPU, for the message.
+        capability: The major and minor compute capability of the GPU.
     """
     if mixed_precision == "bf16" and capability[0] < BF16_CAPABILITY:
         version = ".".join(map(str, capability))

@@ -28,7 +28,7 @@ class HtmlTagRules:
 
 @dataclass(frozen=True, kw_only=True)
 class HtmlParserConfig:
-    """Which html tags and attributes are rendered."""
+    """A selection of the html tags and attributes to render."""
 
     all_tags_rules: HtmlTagRules = key(HtmlTagRules)
     """rules for every tag"""
@@ -42,7 +42,7 @@ class HtmlParserConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A part of the run with its own choice of metadata; null keeps the value of the whole run."""
+    """A part of a run with its own sampling of metadata; null keeps the value of the run."""
 
     share: float = key(1.0, above=0, at_most=1)
     """length of the phase as a share of max_train_steps; all shares sum to 1"""
@@ -192,7 +192,7 @@ class Separators(NamedTuple):
 
 
 def choose_separators(config: MetadataConfig) -> Separators:
-    """Returns the separators of a configuration: its strings, or its boundary token alone."""
+    """Returns the separators of a configuration; a boundary token replaces all others."""
     token = config.metadata_boundary_token
     if token:
         return Separators(prefix_end=token, lead="", suffix_start=token)
@@ -202,30 +202,38 @@ def choose_separators(config: MetadataConfig) -> Separators:
 
 
 def configure_phases(config: MetadataConfig) -> list[MetadataConfig]:
-    """Returns the sampling configuration of each phase; without a schedule, the configuration.
+    """Returns the configuration of each phase of the schedule; a run without one is one phase.
 
-    Only for sampling: the whole configuration determines the order and the numbers of types.
+    They are only for sampling: the order of types, and their token types, depend on the
+    configuration of the whole run.
     """
-    return [apply_phase(phase, config) for phase in config.schedule] or [config]
+    if not config.schedule:
+        return [config]
+    return [apply_phase(phase, config) for phase in config.schedule]
 
 
 def apply_phase(phase: Phase, config: MetadataConfig) -> MetadataConfig:
-    """Returns the configuration with the changes of a phase applied."""
-    names = {field.name for field in fields(phase)} - {"share", "at_decay", "types"}
-    changed = {name: getattr(phase, name) for name in names if getattr(phase, name) is not None}
+    """Returns the configuration of a run during a phase."""
+    changes: dict[str, Any] = {}
+    for field in fields(phase):
+        value = getattr(phase, field.name)
+        if field.name not in ("share", "at_decay", "types") and value is not None:
+            changes[field.name] = value
+
     if phase.types is not None:
-        changed["metadata_list"] = [name for name in config.metadata_list if name in phase.types]
-    return replace(config, schedule=[], **changed)
+        changes["metadata_list"] = [name for name in config.metadata_list if name in phase.types]
+    return replace(config, schedule=[], **changes)
 
 
 def compute_phase_starts(
     config: MetadataConfig, max_train_steps: int, decay_start: int | None = None
 ) -> list[int]:
-    """Returns the number of steps before each phase; the first is 0.
+    """Returns the number of steps before each phase; 0 for the first.
 
     Args:
-        decay_start: The number of steps before the decay of the learning rate, at which a phase may
-            begin; None: the run has no decay, so that the phase never begins.
+        max_train_steps: The number of steps of the run.
+        decay_start: The number of steps before the decay of the learning rate, with which a phase
+            may begin (`at_decay`); None: there is no decay, so that this phase never begins.
     """
     shares = [phase.share for phase in config.schedule if not phase.at_decay]
     starts = [0]

@@ -1,4 +1,4 @@
-"""Values that a schema does not accept, as problems with the most similar valid key."""
+"""Describes values that a schema does not accept, and suggests the most similar valid key."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bsmeta.core.errors import Problem, format_value
 from bsmeta.core.keys import list_key_names
 
 Names = tuple[Any, ...]
-"""The names of sections and of a key, from the outside in."""
+"""A path: the names of sections, from the outermost one on, and the name of a key."""
 
 COMMAND_LINE = "the command line"
-HELP = "see --help for every key"
+HELP_ADVICE = "see --help for every key"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +24,13 @@ class Misfit:
     """A value that the schema does not accept.
 
     Attributes:
-        path: The names of its sections, and its own name; entries of lists by their index.
-        expected: The type as text; None: there is no such key.
-        reason: OmegaConf's message, or "".
-        siblings: If there is no such key: the keys of the section.
-        found: The value as text; None: in YAML's notation.
-        fix: The value to write instead; None: to correct it.
+        path: The path of the value; entries of lists have their index as a name.
+        value: The value.
+        expected: The expected type, as text; None if the schema has no such key.
+        reason: OmegaConf's message; "" if there is none.
+        siblings: The keys of the section, if the schema has no such key.
+        found: The value as messages show it; None: in YAML's notation.
+        fix: The change to make; None: to correct the value.
     """
 
     path: Names
@@ -42,6 +43,7 @@ class Misfit:
 
     @property
     def key(self) -> str:
+        """The dotted key of the value."""
         return join_key(self.path)
 
     def describe_problem(self, where: str, schema: type, written: str | None = None) -> Problem:
@@ -49,7 +51,8 @@ class Misfit:
 
         Args:
             where: The file or command line that sets the value.
-            written: The value as it was written, if that is known.
+            schema: The schema of the whole configuration.
+            written: The value as it was written, if known.
         """
         if self.expected is None:
             return describe_unknown_key(self.key, schema, where, self.siblings)
@@ -61,30 +64,37 @@ class Misfit:
 
         found = format_value(self.value) if written is None else written
         return Problem(
-            self.key, where, found, f"{self.expected} ({self.reason})", f"correct it; {HELP}"
+            self.key, where, found, f"{self.expected} ({self.reason})", f"correct it; {HELP_ADVICE}"
         )
 
 
 def join_key(path: Sequence[Any]) -> str:
-    """Joins a path of names to one key."""
+    """Joins the names of a path into a dotted key."""
     return ".".join(map(str, path))
 
 
 def describe_unknown_key(
     name: str, schema: type, where: str = COMMAND_LINE, siblings: Sequence[str] = ()
 ) -> Problem:
-    """Returns the problem of an unknown key, with the most similar one, preferably a sibling."""
+    """Returns the problem of an unknown key, and suggests the most similar key.
+
+    Args:
+        name: The dotted name of the unknown key.
+        where: The file or command line that sets it.
+        siblings: The keys of its section, which are preferred if they are very similar.
+    """
     expected = f"a key of {schema.__name__}"
     if where == COMMAND_LINE:
         expected += f", or one of the groups {', '.join(list_group_options())}"
     if name in list_key_names(schema):  # in a file, as one name with dots
-        fix = f"write it nested, {': {'.join(name.split('.'))}: …{'}' * name.count('.')}"
+        nested = f"{': {'.join(name.split('.'))}: …{'}' * name.count('.')}"
+        fix = f"write it nested, {nested}"
         return Problem(name, where, "one name with dots", "a section with the key in it", fix)
 
     similar_siblings = difflib.get_close_matches(name, siblings, n=1, cutoff=0.8)
     suggestion = similar_siblings[0] if similar_siblings else suggest_key(name, schema)
     if suggestion is None:
-        fix = f"drop it; {HELP}"
+        fix = f"drop it; {HELP_ADVICE}"
     else:
         expected += f" (did you mean {suggestion}?)"
         fix = f"write {suggestion}, or drop it"
@@ -93,9 +103,11 @@ def describe_unknown_key(
 
 def suggest_key(name: str, schema: type) -> str | None:
     """Returns the key or group most similar to a misspelled one; None if none is similar."""
-    candidates = {key.rpartition(".")[2]: key for key in reversed(list_key_names(schema))}
-    candidates |= {group: group for group in list_group_options()}
-    similar = difflib.get_close_matches(name.rpartition(".")[2], candidates, n=1)
-    if not similar or candidates[similar[0]] == name:
+    keys_by_last_name = {key.rpartition(".")[2]: key for key in reversed(list_key_names(schema))}
+    keys_by_last_name |= {group: group for group in list_group_options()}
+    close_matches = difflib.get_close_matches(name.rpartition(".")[2], keys_by_last_name, n=1)
+    if not close_matches:
         return None
-    return candidates[similar[0]]
+
+    suggestion = keys_by_last_name[close_matches[0]]
+    return None if suggestion == name else suggestion

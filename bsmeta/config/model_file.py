@@ -1,6 +1,6 @@
-"""Reads sizes from a model's `config.json` without transformers, which is slow to import.
+"""Reads sizes of a model from its `config.json`, without importing transformers, which is slow.
 
-`models.shapes` reads the same sizes from a config that transformers has loaded.
+`models.shapes` reads sizes from a config that transformers has loaded.
 """
 
 from __future__ import annotations
@@ -8,18 +8,25 @@ from __future__ import annotations
 from typing import Any
 
 NESTED_KEYS = ("text_config", "decoder", "generator")
-"""Keys under which the config of a language model is nested (transformers' `get_text_config`)."""
+"""Keys below which a language model's config may be nested (transformers' `get_text_config`)."""
+
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 
 
 def find_language_part(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a `config.json` that describes the language model, possibly nested."""
-    nested = (content.get(key) for key in NESTED_KEYS)
-    return next((part for part in nested if isinstance(part, dict)), content)
+    """Returns the part of a `config.json` that describes the language model, or else the whole."""
+    for key in NESTED_KEYS:
+        nested_part = content.get(key)
+        if isinstance(nested_part, dict):
+            return nested_part
+    return content
 
 
 def read_max_positions(content: dict[str, Any]) -> int | None:
-    """Returns the maximum number of positions; None if there is no limit, or none is stated."""
+    """Returns the maximum number of positions; None if the config states none."""
     part = find_language_part(content)
-    values = (part.get(key) for key in _POSITION_KEYS)
-    return next((value for value in values if isinstance(value, int)), None)
+    for key in _POSITION_KEYS:
+        max_positions = part.get(key)
+        if isinstance(max_positions, int):
+            return max_positions
+    return None

@@ -14,12 +14,12 @@ from bsmeta.core.errors import ConfigurationError
 
 
 def format_override_value(value: Any) -> str:
-    """Formats a value for the right-hand side of an override; strings are quoted.
+    """Formats a value as an override writes it after `key=`.
 
-    Texts are literal: `${…}` in them is not resolved.
+    Texts are quoted and literal: a `${…}` in them is not resolved.
 
     Raises:
-        ConfigurationError: If the value has no such notation.
+        ConfigurationError: If Hydra has no notation for the type of the value.
     """
     if isinstance(value, Path):
         value = str(value)
@@ -36,7 +36,7 @@ def format_override_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return repr(float(value))  # a number of numpy, too
+        return repr(float(value))  # also for numbers of numpy
     if isinstance(value, int):
         return repr(int(value))
     raise ConfigurationError(

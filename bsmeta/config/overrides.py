@@ -13,17 +13,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 
-from bsmeta.config.from_file import MISSING, Expansion
+from bsmeta.config.from_file import UNSET_MARK, Expansion
 from bsmeta.config.groups import list_group_options
 from bsmeta.config.hydra_errors import explain_error
 from bsmeta.config.hydra_files import ConfigReader
-from bsmeta.config.misfits import COMMAND_LINE, HELP, Names, describe_unknown_key
+from bsmeta.config.misfits import COMMAND_LINE, HELP_ADVICE, Names, describe_unknown_key
 from bsmeta.core.errors import Problem, find_closest, format_value, suggest_nearest
 from bsmeta.core.keys import list_key_names
 from bsmeta.core.parsing import YAMLLoader, parse_yaml
 
 # Hydra's grammar accepts ~ only at the beginning of an override (where it deletes a key), and in
-# quoted text, which comes first (up to the end, if it is not closed, so that it is read once).
+# quoted text. The pattern matches quoted text first, up to the end if it is not closed, so that it
+# reads each character once.
 _HOME = re.compile(
     r"""
     "(?:\\.|[^"\\])*+ "? | '(?:\\.|[^'\\])*+ '?
@@ -36,9 +37,13 @@ _QUOTED_KEY = re.compile(r"""[{,]\s*(?:"[^"]*"|'[^']*')\s*:""")
 
 
 def read_overrides(texts: Sequence[str], schema: type, reader: ConfigReader) -> list[Override]:
-    """Reads overrides, with the content of every file that they name as `${from_file:…}`."""
+    """Reads overrides, and replaces each `${from_file:…}` in them by the content of its file.
+
+    Raises:
+        ConfigurationError: If a file cannot be included.
+    """
     expansion = Expansion(reader.folders[0], reader.note_part)
-    overrides = []
+    overrides: list[Override] = []
     for text in texts:
         expanded = expansion.expand_override(quote_mapping(quote_home(text)))
         overrides.append(Override(expanded, schema, reader))
@@ -46,30 +51,35 @@ def read_overrides(texts: Sequence[str], schema: type, reader: ConfigReader) -> 
 
 
 def extract_key(override: str) -> str:
-    """Returns the key or group of an override, `+learning_rate=1` or `~model`."""
+    """Returns the key or group of an override: `model` for `+model=gpt2` or `~model`."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def describe_repetitions(overrides: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each key that is set again to another value, which then counts."""
+    """Yields a line for each key that is set again, to another value, which takes effect."""
     values: dict[str, str] = {}
     for override in overrides:
         name, equals, value = override.partition("=")
         name = name.lstrip("+")
-        if equals and values.get(name, value) != value:
-            yield f"{name} is given twice on the command line: {value} counts, not {values[name]}"
+        earlier_value = values.get(name, value)
+        if equals and earlier_value != value:
+            yield f"{name} is given twice on the command line: {value} counts, not {earlier_value}"
         values[name] = value
 
 
 def quote_home(override: str) -> str:
     """Quotes every value of an override that begins with ~, as Hydra's grammar requires."""
-    return _HOME.sub(lambda part: f"'{part['path']}'" if part["path"] else part[0], override)
+
+    def quote_path(match: re.Match[str]) -> str:
+        return f"'{match['path']}'" if match["path"] else match[0]
+
+    return _HOME.sub(quote_path, override)
 
 
 def quote_mapping(override: str) -> str:
-    """Quotes a mapping with quoted keys, for which Hydra's grammar has no notation.
+    """Rewrites a mapping with quoted keys as a quoted text of JSON; other overrides stay unchanged.
 
-    `fill` parses the text as a mapping.
+    Hydra's grammar has no quoted keys. `bsmeta.config.filling` parses the text as a mapping again.
     """
     name, equals, value = override.partition("=")
     if not (value.startswith("{") and _QUOTED_KEY.search(value)):
@@ -86,7 +96,7 @@ def quote_mapping(override: str) -> str:
 
 
 class _FlowLoader(YAMLLoader):
-    """YAML in which, as in Hydra's grammar, only true and false are booleans."""
+    """A loader of YAML in which only true and false are booleans, as in Hydra's grammar."""
 
 
 _BOOLEAN = "tag:yaml.org,2002:bool"
@@ -98,15 +108,15 @@ _FlowLoader.add_implicit_resolver(_BOOLEAN, re.compile(r"(?i)true|false"), [*"tT
 
 
 class Override:
-    """`key=value` of a command line.
+    """An override on a command line: `key=value`, `+key=value`, `group=option` or `~key`.
 
     Attributes:
-        text: The override as it was given.
-        name: The key or group, without the characters before it.
-        value: The value as text.
-        deletes: Whether the override deletes the key or group.
-        sets_key: Whether it sets a key: no group, and no setting of Hydra.
-        problems: The mistakes in it.
+        text: The override as it was passed.
+        name: The key or group, without `+` and `~`.
+        value: The value as text; "" if there is none.
+        deletes: Whether the override deletes a key or group.
+        sets_key: Whether the override sets a key, and not a group or a setting of Hydra.
+        problems: The mistakes in the override.
     """
 
     def __init__(self, text: str, schema: type, reader: ConfigReader) -> None:
@@ -120,22 +130,28 @@ class Override:
         self._is_known_key = self.name in reader.keys
         self._options = list_group_options().get(group, [])
         self._parsed: hydra_types.Override | None = None
-        self.problems = [*self._parse()]
+        self.problems = list(self._parse())
 
     def format_forced(self, *, quiet: bool = False) -> str:
-        """Returns the text with `++`, with which Hydra sets any key; `fill` finds unknown ones.
+        """Returns the text with `++`, which makes Hydra set any key, even an unknown one.
 
         Args:
-            quiet: Without `++` for the keys of the schema: the text may become a folder's name.
+            quiet: Whether to leave out `++` where it is not needed, because Hydra may name a folder
+                after the text.
         """
         if not self.sets_key:
             return self.text
-        bare = self.text.lstrip("+")
-        needs_no_force = self._is_known_key and not self.value.startswith("{")
-        return bare if quiet and needs_no_force else f"++{bare}"
+
+        bare_text = self.text.lstrip("+")
+        needs_force = not self._is_known_key or self.value.startswith("{")
+        return f"++{bare_text}" if needs_force or not quiet else bare_text
 
     def list_alternatives(self) -> list[str]:
-        """Lists an override for each value of a sweep; [] for a pattern of choices."""
+        """Lists an override for each value of a sweep.
+
+        Returns:
+            Only the override itself if it is no sweep; nothing if it is a glob of options.
+        """
         if self._parsed is None or not self._parsed.is_sweep_override():
             return [self.text]
         if isinstance(self._parsed.value(), hydra_types.Glob):
@@ -144,12 +160,16 @@ class Override:
         return [f"{self.text.partition('=')[0]}={value}" for value in values]
 
     def sets(self, path: Names) -> bool:
-        """Whether it sets a key, a section that contains the key, or something in it."""
+        """Whether the override sets a key, a section that contains it, or a part of its value."""
         assert self._parsed is not None
-        return self.sets_key and find_value(self.name, self._parsed.value(), path) is not MISSING
+        return self.sets_key and find_value(self.name, self._parsed.value(), path) is not UNSET_MARK
 
     def explain_refusal(self, error: Exception) -> Problem:
-        """Returns the problem of an override that Hydra cannot compose onto the files."""
+        """Returns the problem of an override that Hydra refuses to combine with the files.
+
+        Args:
+            error: Hydra's error.
+        """
         options = self._options
         if self.deletes:
             if not options and self.name not in list_key_names(self._schema):
@@ -166,11 +186,11 @@ class Override:
             )
 
         if isinstance(error, MissingConfigException):
-            options = [*(error.options or options)]
+            options = list(error.options or options)
         elif not is_unlisted:
             options = []
         if not options:
-            return self._describe_problem(self.value, message, f"correct it; {HELP}")
+            return self._describe_problem(self.value, message, f"correct it; {HELP_ADVICE}")
 
         expected = f"one of {', '.join(options)}{suggest_nearest(self.value, options)}"
         plus = "+" if self.text.startswith("+") or is_unlisted else ""
@@ -178,7 +198,7 @@ class Override:
         return self._describe_problem(format_value(self.value), expected, fix)
 
     def _parse(self) -> Iterator[Problem]:
-        """Parses the value; yields mistakes that Hydra would refuse in any configuration."""
+        """Parses the override; yields the mistakes that Hydra refuses in any configuration."""
         name = self.name
         has_value = "=" in self.text
         if not name or not (has_value or self.deletes):
@@ -191,7 +211,8 @@ class Override:
         except HydraException as error:
             reason = str(error).partition("\n")[0]
             expected = f"key=value in Hydra's grammar ({reason})"
-            fix = f"put the value within two kinds of quotes: \"{name}='{self.value}'\"; {HELP}"
+            quoted = f"\"{name}='{self.value}'\""
+            fix = f"put the value within two kinds of quotes: {quoted}; {HELP_ADVICE}"
             yield self._describe_problem(self.value, expected, fix)
             return
 
@@ -202,7 +223,13 @@ class Override:
             yield from self._check_choice(self._parsed.value())
 
     def _check_choice(self, content: Any) -> Iterator[Problem]:
-        """Yields a problem if a group is set to anything but names, which crashes Hydra."""
+        """Yields a problem if a group is set to anything but names of options.
+
+        Hydra would crash with a traceback.
+
+        Args:
+            content: The parsed value.
+        """
         names = content if isinstance(content, list) else [content]
         if all(isinstance(option, str) for option in names):
             return
@@ -217,24 +244,31 @@ class Override:
         yield self._describe_problem(self.value, expected, fix)
 
     def _describe_problem(self, found: str, expected: str, fix: str) -> Problem:
+        """Returns a problem of this override."""
         key = self.name or format_value(self.text)
         return Problem(key, COMMAND_LINE, found or "nothing", expected, fix)
 
 
 def find_value(name: str, content: Any, path: Names) -> Any:
-    """Finds the value at a path in content below a dotted name.
+    """Finds the value that some content has at a path.
+
+    Args:
+        name: The dotted name of the section that the content sets; "" for the whole configuration.
+        content: The value of that section, or of a key.
+        path: The path in the whole configuration.
 
     Returns:
-        The value there, or the one that replaces a section of the path; MISSING if the content sets
-        neither.
+        The value at the path, or the value that replaces a section of the path; `UNSET_MARK` if the
+        content sets neither.
     """
-    for section in reversed(name.split(".") if name else []):
+    sections = name.split(".") if name else []
+    for section in reversed(sections):
         content = {section: content}
 
     for part in path:
         if isinstance(content, Mapping):
             entries = {str(key): value for key, value in content.items()}
-            content = entries.get(str(part), MISSING)
+            content = entries.get(str(part), UNSET_MARK)
         elif isinstance(content, list) and isinstance(part, int) and part < len(content):
             content = content[part]
     return content

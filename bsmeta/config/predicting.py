@@ -10,7 +10,7 @@ from bsmeta.core.keys import key
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig:
-    """Predictions of a trained model for new records."""
+    """Settings to predict new records with a trained model."""
 
     checkpoint: str = key("runs/classification", is_path=True)
     """a run folder (its model/, else the newest model/ of its checkpoints), or a checkpoint

@@ -1,4 +1,4 @@
-"""Writes and reads the configuration of a run, and changes keys of it.
+"""Writes and reads the configurations of runs, and changes keys of them.
 
 A saved configuration has finished values: nothing in it is resolved (`bsmeta.config.saved`).
 """
@@ -25,7 +25,7 @@ from bsmeta.config.saved import (
     unshield_interpolations,
 )
 from bsmeta.config.schema import DEFAULT_TASK, RunConfig
-from bsmeta.config.schema_types import store_name
+from bsmeta.config.schema_types import format_schema_name
 from bsmeta.config.structures import open_structure
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.errors import ConfigurationError, raise_problems
@@ -37,14 +37,14 @@ Run = TypeVar("Run", bound=RunConfig)
 
 
 def format_yaml(config: Any) -> str:
-    """Formats the resolved configuration as YAML that `load_resolved` reads, without secrets.
+    """Formats a resolved configuration, without secrets, as YAML that `load_resolved` reads.
 
-    Its defaults list names the schema, so that Hydra accepts the file as a configuration, too:
+    Its defaults list names the schema, so that Hydra also accepts the file as a configuration:
     `train.py --config-dir FOLDER --config-name config` starts the same run again.
     """
-    values = {"defaults": [store_name(type(config)), "_self_"]}
+    values = {"defaults": [format_schema_name(type(config)), "_self_"]}
     values |= change_texts(redact_values(dataclasses.asdict(config)), escape_interpolations)
-    values.pop("trust_checkpoint", None)  # given with each call, never in a file
+    values.pop("trust_checkpoint", None)  # must be set with each call, never by a file
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
@@ -52,7 +52,7 @@ def load_resolved(path: Path, schema: type[Config]) -> Config:
     """Reads a `config.yaml` that a run has written.
 
     Raises:
-        ConfigurationError: If it cannot be read, has something to resolve, or does not fit.
+        ConfigurationError: If the file cannot be read, has a `${…}`, or does not fit the schema.
     """
     return convert_to_config(read_saved(path), schema, str(path))
 
@@ -80,7 +80,7 @@ def convert_to_config(values: Mapping[Any, Any], schema: type[Config], file: str
 
 
 def read_saved_task(path: Path) -> str:
-    """Reads the task of a run from its `config.yaml`; `DEFAULT_TASK` if the file names none.
+    """Reads the name of a run's task from its `config.yaml`; `DEFAULT_TASK` if it names none.
 
     Raises:
         ConfigurationError: If the file cannot be read.
@@ -89,16 +89,23 @@ def read_saved_task(path: Path) -> str:
 
 
 def _read_task_name(values: Mapping[Any, Any]) -> str:
+    """Returns the name of the task in the values of a `config.yaml`."""
     return str(values.get("task", DEFAULT_TASK))
 
 
 def read_saved_config(
     path: Path, tasks: Mapping[str, TaskEntry], overrides: Mapping[str, Any]
 ) -> RunConfig:
-    """Reads the configuration of a training run of one of some tasks, and changes some keys.
+    """Reads the configuration of a training run, and changes some keys.
+
+    Args:
+        path: The `config.yaml` of the run.
+        tasks: The tasks of which the run may be.
+        overrides: The new values by key.
 
     Raises:
-        ConfigurationError: If it cannot be read or does not fit, or is of another task.
+        ConfigurationError: If the file cannot be read or does not fit the schema, if the run is of
+            another task, or if a key or value is invalid.
     """
     values = read_saved(path)
     task = _read_task_name(values)
@@ -108,7 +115,7 @@ def read_saved_config(
 
 
 def change_keys(config: Run, overrides: Mapping[str, Any]) -> Run:
-    """Returns a configuration with some keys changed; both are finished values.
+    """Returns a configuration with some keys changed; a `${…}` in the new values stays text.
 
     Raises:
         ConfigurationError: If a key is unknown, or a value does not fit or is out of bounds.

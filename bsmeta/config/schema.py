@@ -1,13 +1,13 @@
 """Schema of all training runs: the keys of the loop, engines, checkpoints and launch.
 
 Each task has its own schema, derived from this one (`bsmeta.tasks.TASKS`). Hydra merges YAML and
-command line onto these dataclasses (an unknown key or a wrong type is refused);
-`bsmeta.config.compose` turns the result into plain objects.
+the command line onto the defaults of these dataclasses, and `bsmeta.config.compose` creates an
+instance of the result.
 
 Each optimizer has one entry, which the schema, the trainer and the estimate of memory read. The
-trainer passes the class its parameter groups, the learning rate and the entry's options. A step
-that is not finite changes nothing under any optimizer: torch's fused kernels skip such a step on
-the device, and before a step of any other optimizer the trainer waits for the device.
+trainer passes the optimizer's class the parameter groups, the learning rate and the options of the
+entry. A step that is not finite changes no weights: torch's fused kernels skip such a step on the
+device, and before a step of any other optimizer, the trainer waits for the device and skips it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ ADAMW = "adamw"
 _ADAM_KEYS = ("adam_beta1", "adam_beta2", "adam_epsilon")
 
 WSD = "wsd"
-"""The schedule with a constant rate between warm-up and decay: `lr_scheduler_type`."""
+"""The `lr_scheduler_type` with a constant rate between warm-up and decay."""
 
 MAX_SEED = 2**32 - 1
-"""Maximum seed that numpy accepts."""
+"""The largest seed that numpy accepts."""
 
-# Accelerate's names, which are also the names of the modules that must be installed.
+# Accelerate's names of trackers, which are also the names of the modules to install.
 TRACKERS = (
     "tensorboard",
     "wandb",
@@ -49,19 +49,20 @@ class OptimizerEntry:
     """An optimizer.
 
     Attributes:
-        place: The class, as `module:name`, imported when the optimizer is built.
-        options: Computes the options of the class from the configuration.
-        keys: The keys that the options depend on.
-        state_values: Returns the number of float32 values kept for a parameter of a given shape;
-            the flag says whether the parameter is a matrix of a repeated layer.
-        matrices_apart: Whether the matrices of repeated layers are in groups of their own.
+        class_path: The class as `module:name`, which is imported when the optimizer is built.
+        options: Returns the options of the class for a configuration.
+        state_values: Returns the number of float32 values of state for a parameter, from its shape
+            and whether it is a matrix of a repeated layer.
+        keys: The keys on which the options depend.
+        matrices_apart: Whether the matrices of repeated layers have parameter groups of their own.
         by_element: Whether each element is updated independently, so that ZeRO can partition the
-            parameters, and runs under DeepSpeed have been tried. Others are refused there.
-        takes_shards: Whether sharded parameters of FSDP2 (DTensors) work, and runs have been
-            tried. Others are refused there.
+            parameters, and runs under DeepSpeed have been tested. Other optimizers are refused
+            there.
+        takes_shards: Whether the optimizer updates sharded parameters of FSDP2 (DTensors), and runs
+            have been tested. Other optimizers are refused there.
     """
 
-    place: str
+    class_path: str
     options: Callable[[RunConfig], Mapping[str, Any]]
     state_values: Callable[[Sequence[int], bool], int]
     keys: tuple[str, ...] = ()
@@ -70,42 +71,48 @@ class OptimizerEntry:
     takes_shards: bool = False
 
     def load(self) -> Callable[..., Any]:
-        """Imports the class."""
-        loaded: Callable[..., Any] = resolve_name(self.place)
+        """Imports the class of the optimizer."""
+        loaded: Callable[..., Any] = resolve_name(self.class_path)
         return loaded
 
 
-def _describe_adam(config: RunConfig) -> dict[str, Any]:
+def _make_adam_options(config: RunConfig) -> dict[str, Any]:
+    """Returns the options of Adam for a configuration."""
     return {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
 
 
 def _count_adam_values(shape: Sequence[int]) -> int:
+    """Returns the number of values of Adam's state for a parameter."""
     return 2 * math.prod(shape) + 1  # two moments, and the number of steps
 
 
 def _count_factored_values(shape: Sequence[int]) -> int:
+    """Returns the number of values of Adafactor's state for a parameter.
+
+    These are the number of steps and the mean squares, of a matrix only by rows and columns.
+    """
     size = math.prod(shape)
     if len(shape) < 2:
-        return size + 1  # the mean squares, and the number of steps
-    return size // shape[-1] + size // shape[-2] + 1  # for a matrix, by rows and columns only
+        return size + 1
+    return size // shape[-1] + size // shape[-2] + 1
 
 
 OPTIMIZERS: dict[str, OptimizerEntry] = {
-    # Loshchilov and Hutter 2019. The fused kernel passes over the weights once, which is several
-    # times as fast, on a CPU as well.
+    # Loshchilov and Hutter 2019. The fused kernel reads the weights once only, which is several
+    # times faster, on a CPU as well.
     ADAMW: OptimizerEntry(
-        place="torch.optim:AdamW",
-        options=lambda config: {**_describe_adam(config), "fused": True},
+        class_path="torch.optim:AdamW",
+        options=lambda config: {**_make_adam_options(config), "fused": True},
         keys=_ADAM_KEYS,
         state_values=lambda shape, _: _count_adam_values(shape),
         by_element=True,
         takes_shards=True,
     ),
-    # Jordan et al. 2024 for the matrices of repeated layers, AdamW for the rest; scaled as in Liu
-    # et al. 2025 (arXiv 2502.16982), so that both use the learning rate of AdamW.
+    # Muon (Jordan et al. 2024) for the matrices of repeated layers, AdamW for the rest. Updates are
+    # scaled as in Liu et al. 2025 (arXiv 2502.16982), so that both use the learning rate of AdamW.
     "muon": OptimizerEntry(
-        place="bsmeta.training.optimization:MuonWithAdamW",
-        options=lambda config: {**_describe_adam(config), "momentum": config.momentum},
+        class_path="bsmeta.training.optimization:MuonWithAdamW",
+        options=lambda config: {**_make_adam_options(config), "momentum": config.momentum},
         keys=(*_ADAM_KEYS, "momentum"),
         state_values=lambda shape, in_layers: (
             math.prod(shape) if in_layers else _count_adam_values(shape)
@@ -113,17 +120,17 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
         matrices_apart=True,
         takes_shards=True,
     ),
-    # Shazeer and Stern 2018: keeps the second moment of a matrix by rows and columns, which torch
-    # 2.13 cannot compute for shards.
+    # Shazeer and Stern 2018. The second moment of a matrix is kept by rows and columns, which torch
+    # 2.13 cannot do for shards.
     "adafactor": OptimizerEntry(
-        place="torch.optim:Adafactor",
+        class_path="torch.optim:Adafactor",
         options=lambda _: {},
         state_values=lambda shape, _: _count_factored_values(shape),
     ),
-    # Not torch's fused kernel: if it skips the first step, it later starts from a momentum that was
-    # never written.
+    # Without torch's fused kernel, which starts from an uninitialized momentum if it has skipped
+    # the first step.
     "sgd": OptimizerEntry(
-        place="torch.optim:SGD",
+        class_path="torch.optim:SGD",
         options=lambda config: {"momentum": config.momentum},
         keys=("momentum",),
         state_values=lambda shape, _: math.prod(shape),
@@ -132,21 +139,21 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
 }
 
 
-UNDER_DEEPSPEED = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.by_element)
-"""The optimizers that work under DeepSpeed."""
+DEEPSPEED_OPTIMIZERS = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.by_element)
+"""The names of the optimizers that work under DeepSpeed, for messages."""
 
-UNDER_FSDP2 = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.takes_shards)
-"""The optimizers that work under FSDP2."""
+FSDP2_OPTIMIZERS = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.takes_shards)
+"""The names of the optimizers that work under FSDP2, for messages."""
 
 
-def list_optimizers_with_key(key: str) -> str:
-    """Lists the optimizers that use a key."""
+def name_optimizers_with_key(key: str) -> str:
+    """Returns the names of the optimizers whose options depend on a key, for messages."""
     return ", ".join(name for name, entry in OPTIMIZERS.items() if key in entry.keys)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCardConfig:
-    """Facts for the model card that only the author knows, in the Hub's notation.
+    """Facts for the model card that only its author knows, in the Hub's notation.
 
     https://huggingface.co/docs/hub/model-cards lists the identifiers.
     """
@@ -163,7 +170,7 @@ class ModelCardConfig:
 
 
 DEFAULT_TASK = "causal_lm"
-"""The task of a `config.yaml` that names none, and of a model without one."""
+"""The task of a `config.yaml` that names none, and of a model without a `config.yaml`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,14 +178,14 @@ class RunConfig:
     """A training run of any task."""
 
     micro_batch_key: ClassVar[str | None] = None
-    """The key that sets the rows of a micro-batch; None if they vary from step to step."""
+    """The key that sets the number of rows of a micro-batch; None if it varies between steps."""
 
     batch_scope_key: ClassVar[str | None] = None
     """The key that says whether `micro_batch_key` counts the rows of a micro-batch (`per_device`)
     or of a whole step (`total`); None: of a micro-batch."""
 
     training_data_key: ClassVar[str] = "data_config.train_file"
-    """The key that names the training data, to which `model_card.describes` is compared."""
+    """The key that names the training data, which is compared with `model_card.describes`."""
 
     metrics: ClassVar[str | None] = None
     """The task's table of metrics (`bsmeta.config.metric_table`), as `module:attribute`; None: the
@@ -190,7 +197,7 @@ class RunConfig:
     optimizer_type: str = key(
         ADAMW,
         "update rule; muon: for the matrices of repeated layers, with adamw for the rest (under "
-        f"DeepSpeed: {UNDER_DEEPSPEED}; under FSDP2: {UNDER_FSDP2})",
+        f"DeepSpeed: {DEEPSPEED_OPTIMIZERS}; under FSDP2: {FSDP2_OPTIMIZERS})",
         choices=tuple(OPTIMIZERS),
         heading="Optimizer, schedule and batch",
     )
@@ -202,22 +209,22 @@ class RunConfig:
     """weight decay of matrices (biases and norms have none)"""
     adam_beta1: float = key(
         0.9,
-        list_optimizers_with_key("adam_beta1"),
+        name_optimizers_with_key("adam_beta1"),
         deepspeed="optimizer.params.betas.0",
         at_least=0,
         below=1,
     )
     adam_beta2: float = key(
         0.999,
-        list_optimizers_with_key("adam_beta2"),
+        name_optimizers_with_key("adam_beta2"),
         deepspeed="optimizer.params.betas.1",
         at_least=0,
         below=1,
     )
     adam_epsilon: float = key(
-        1e-8, list_optimizers_with_key("adam_epsilon"), deepspeed="optimizer.params.eps", above=0
+        1e-8, name_optimizers_with_key("adam_epsilon"), deepspeed="optimizer.params.eps", above=0
     )
-    momentum: float = key(0.95, list_optimizers_with_key("momentum"), above=0, below=1)
+    momentum: float = key(0.95, name_optimizers_with_key("momentum"), above=0, below=1)
     gradient_clipping: float = key(
         1.0, deepspeed="gradient_clipping", deepspeed_default="1.0", at_least=0, finite=True
     )
@@ -363,7 +370,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedConfig(RunConfig):
-    """A training run of a model from transformers."""
+    """A training run that starts from a model or model config of transformers."""
 
     model_name: str = key("gpt2", is_path=True, heading="Model")
     """a folder or Hub name to load; its weights, too, unless model_config_file is set"""
@@ -375,7 +382,7 @@ class PretrainedConfig(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TableDataConfig:
-    """Keys of the data section that all tasks on tables share."""
+    """The keys of `data_config` that all tasks on tables share."""
 
     per_device_eval_batch_size: int = key(32, at_least=1)
     """rows in an evaluation batch of one process"""

@@ -1,4 +1,4 @@
-"""The types of a schema: their names in messages, and the types inside of them."""
+"""Names and takes apart the types of a schema."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import typing
 from typing import Any
 
 
-def store_name(schema: type | str) -> str:
-    """Returns the name of a schema in defaults lists: `causal_lm_config` for `CausalLMConfig`."""
+def format_schema_name(schema: type | str) -> str:
+    """Returns the name of a schema in defaults lists: `causal_lm_config` for `CausalLMConfig`.
+
+    Args:
+        schema: A dataclass, or its path as `module:attribute`.
+    """
     name = schema.rpartition(":")[2] if isinstance(schema, str) else schema.__name__
-    border = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
-    return re.sub(border, "_", name).lower()
+    word_boundary = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    return re.sub(word_boundary, "_", name).lower()
 
 
 def describe_type(value_type: Any) -> str:
-    """Returns a type in the notation of messages: `int`, `list[str]`, `str | None`."""
+    """Formats a type for messages, without modules: `int`, `list[str]`, `str | None`."""
     if isinstance(value_type, type) and not typing.get_args(value_type):
         return value_type.__name__
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", str(value_type))
 
 
 def find_entry_schema(value_type: Any) -> Any:
-    """Returns the dataclass of a list's entries; None if they are not dataclasses."""
+    """Returns the dataclass of the entries of a list or mapping; None if they have another type."""
     for argument in typing.get_args(value_type):
         if isinstance(argument, type) and dataclasses.is_dataclass(argument):
             return argument
@@ -31,8 +35,8 @@ def find_entry_schema(value_type: Any) -> Any:
 
 
 def drop_none(value_type: Any) -> Any:
-    """Returns a type without `| None`."""
+    """Returns the type `X` for `X | None`; any other type unchanged."""
     arguments = typing.get_args(value_type)
-    others = [argument for argument in arguments if argument is not type(None)]
-    is_optional = len(others) < len(arguments)
-    return others[0] if is_optional and len(others) == 1 else value_type
+    other_types = [argument for argument in arguments if argument is not type(None)]
+    is_optional = len(other_types) < len(arguments)
+    return other_types[0] if is_optional and len(other_types) == 1 else value_type

@@ -1,8 +1,8 @@
 """Prints the start-up table of a run, and the notes below it.
 
-The table shows the length of a run and its global batch, as `steps` computes them, and everything
-else that the run will do. The notes name settings that are valid but probably unintended; the
-checks refuse invalid ones.
+The table shows the length of a run and its global batch, as `steps` computes them, and the other
+settings that matter most. The notes are about settings that are valid but probably unintended; the
+checks refuse invalid settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def list_table_rows(
     The run's task adds rows, and replaces rows of the same name.
 
     Args:
-        files: The files that the configuration was composed from.
+        files: The files from which the configuration was composed.
         sampled: Rows about the data (`TaskEntry.sample_rows`).
     """
     config = run.config
@@ -47,16 +47,17 @@ def list_table_rows(
         "evaluation": describe_evaluations(config),
         "checkpoints": _describe_checkpoints(config),
     }
-    # A row of the task with the name of another row replaces it, in its place.
+    # A row of the task replaces the row of the same name, and takes its position.
     task_rows = dict([*run.entry.summary(config, launch), *sampled])
-    other_task_rows = {name: value for name, value in task_rows.items() if name not in last_rows}
-    return [*(first_rows | other_task_rows | last_rows | task_rows).items()]
+    added_rows = {name: value for name, value in task_rows.items() if name not in last_rows}
+    rows = first_rows | added_rows | last_rows | task_rows
+    return list(rows.items())
 
 
 def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
     """Prints the table on standard output, and the notes below it.
 
-    In a file or a pipe, which have no width, each row is one line, so that no path is broken.
+    In a file or a pipe, which have no width, each row is one line, so that no path is wrapped.
     """
     console = Console(soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -71,26 +72,27 @@ def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, redact(value))  # before it is folded to the width of the terminal
+        table.add_row(name, redact(value))  # before the table wraps it
     console.print(table, highlight=False)
     _print_notes(console, notes)
 
 
 def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    """Prints each note on a line."""
     for note in notes:
         console.print(f"note: {redact(note)}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def _describe_batch(plan: BatchPlan) -> str:
-    """Describes the global batch as a product."""
-    split = f"{plan.accumulation} (accumulation) x {plan.processes} (processes)"
+    """Describes the global batch as a product of micro-batch, accumulation and processes."""
+    factors = f"{plan.accumulation} (accumulation) x {plan.processes} (processes)"
     if plan.key is None:
-        return f"rows vary; {split} = {plan.global_batch:,} micro-batches"
-    return f"{plan.micro_batch} (micro-batch) x {split} = {plan.global_batch:,} rows"
+        return f"rows vary; {factors} = {plan.global_batch:,} micro-batches"
+    return f"{plan.micro_batch} (micro-batch) x {factors} = {plan.global_batch:,} rows"
 
 
 def _describe_length(max_steps: int, epochs: float | None) -> str:
-    """Describes the number of steps."""
+    """Describes the number of steps, or of epochs if these determine it."""
     if epochs is None:
         return f"{max_steps:,}"
     return "those of 1 epoch" if epochs == 1 else f"those of {epochs:g} epochs"
@@ -99,15 +101,22 @@ def _describe_length(max_steps: int, epochs: float | None) -> str:
 def describe_evaluations(config: RunConfig) -> str:
     """Describes the steps at which a run evaluates."""
     extra_steps = config.extra_steps_to_eval_save_at
-    return (
-        ", ".join(_describe_occasions(config.eval_steps, config.evals_per_epoch, extra_steps))
-        or "–"
-    )
+    occasions = _describe_occasions(config.eval_steps, config.evals_per_epoch, extra_steps)
+    return ", ".join(occasions) or "–"
 
 
 def _describe_occasions(steps: int, per_epoch: int | None, extra_steps: Sequence[int]) -> list[str]:
-    """Describes the interval of evaluations or checkpoints, and their extra steps; [] if never."""
-    occasions = []
+    """Describes when a run evaluates or saves.
+
+    Args:
+        steps: Number of steps between two times; 0: never.
+        per_epoch: Number of times in an epoch, instead of `steps`; None if it is not set.
+        extra_steps: Further steps.
+
+    Returns:
+        The interval and the extra steps; an empty list if there is neither.
+    """
+    occasions: list[str] = []
     if per_epoch is not None:
         occasions.append(f"{per_epoch:,} an epoch")
     elif steps:
@@ -129,7 +138,7 @@ def _describe_launch(launch: Launch, mixed_precision: str) -> str:
 
 
 def _describe_schedule(config: RunConfig) -> str:
-    """Describes the learning rate over the run."""
+    """Describes the learning rate over the run: its peak, warm-up, shape and end."""
     peak = f"{config.learning_rate:g}"
     warm_up = f"{config.num_warmup_steps:,} steps"
     if config.warmup_share is not None:
@@ -137,34 +146,35 @@ def _describe_schedule(config: RunConfig) -> str:
     elif config.num_train_epochs is None and config.num_warmup_steps >= config.max_train_steps:
         return f"rising for the whole run: the warm-up of {warm_up} is longer (peak: {peak})"
 
+    shape = config.lr_scheduler_type
+    if shape == WSD:
+        decay = f"{config.decay_share:.0%} of the"
+        if config.num_decay_steps is not None:
+            decay = f"{config.num_decay_steps:,}"
+        shape = f"constant; in the last {decay} steps {config.decay_shape}"
+
     end = ""
     if config.lr_scheduler_type != "constant":
         end = f" to {config.learning_rate * config.min_learning_rate_ratio:g}"
-    shape = config.lr_scheduler_type
-    if shape == WSD:
-        steps = config.num_decay_steps
-        decay = f"{config.decay_share:.0%} of the" if steps is None else f"{steps:,}"
-        shape = f"constant; in the last {decay} steps {config.decay_shape}"
-    branch = "" if config.decay_from is None else f", from {config.decay_from}"
-
-    return f"{peak} after {warm_up}, then {shape}{end}{branch}"
+    origin = "" if config.decay_from is None else f", from {config.decay_from}"
+    return f"{peak} after {warm_up}, then {shape}{end}{origin}"
 
 
 def _describe_checkpoints(config: RunConfig) -> str:
-    """Describes when checkpoints are written, which are kept, and which have `model/`."""
+    """Describes when checkpoints are written, how many are kept, and which have `model/`."""
     extra_steps = config.extra_steps_to_eval_save_at
     occasions = _describe_occasions(config.save_steps, config.saves_per_epoch, extra_steps)
     occasions.append("and at the end" if occasions else "at the end")
 
     count = config.keep_last_checkpoints
-    kept = {0: "all are", 1: "the last is"}.get(count, f"the last {count} are")
+    retained = {0: "all are", 1: "the last is"}.get(count, f"the last {count} are")
 
     exports = ""
     if config.export_steps is not None:
         interval = f"every {config.export_steps:,} steps" if config.export_steps else "in none"
         exports = f"; model/ {interval}"
 
-    return f"{', '.join(occasions)}; {kept} kept{exports}"
+    return f"{', '.join(occasions)}; {retained} kept{exports}"
 
 
 def list_launch_notes(launch: Launch) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""The steps of a run: their number, their rows, and when to log, evaluate and save.
+"""Computes the steps of a run: their number, their rows, and when to log, evaluate and save.
 
-The length of a run and its global batch are computed only here.
+Nothing else computes the length of a run or its global batch.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from bsmeta.core.errors import ConfigurationError
 Run = TypeVar("Run", bound=RunConfig)
 
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
-"""The name of a checkpoint's folder."""
+"""The name of a checkpoint's folder, with its step."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps after which a run ends, logs, evaluates and saves.
+    """The steps after which a run logs, evaluates, saves and ends.
 
     Attributes:
-        max_steps: Steps in all.
-        logging_steps: Steps between two lines of the log.
-        eval_steps: Steps between two evaluations; 0: none.
-        save_steps: Steps between two checkpoints; 0: only one at the end.
+        max_steps: Number of steps of the run.
+        logging_steps: Number of steps between two lines of the log.
+        eval_steps: Number of steps between two evaluations; 0: none.
+        save_steps: Number of steps between two checkpoints; 0: only one at the end.
         extra_steps: Further steps at which to evaluate and save.
     """
 
@@ -44,21 +44,15 @@ class Schedule:
         """Creates the schedule of a run.
 
         Args:
-            steps_per_epoch: Steps that train on every row once; None: the task has no epochs; 0:
-                the run has no steps.
+            steps_per_epoch: Number of steps that train on every row once; None: the task has no
+                epochs; 0: the run has no steps.
 
         Raises:
             ConfigurationError: If the decay would begin within the warm-up, if an extra step is
                 after the last step, or if an interval is given per epoch and the task has no
                 epochs.
         """
-        max_steps = config.max_train_steps
-        if config.num_train_epochs is not None:
-            epoch = _count_epoch_steps("num_train_epochs", steps_per_epoch)
-            max_steps = max(1, round(config.num_train_epochs * epoch))
-        if steps_per_epoch == 0:
-            max_steps = 0
-
+        max_steps = _compute_max_steps(config, steps_per_epoch)
         if RatePlan.of(config, max_steps).decays_in_warm_up:
             raise ConfigurationError(
                 f"lr_scheduler_type={WSD}: warm-up and decay are longer than the run, which has "
@@ -75,11 +69,11 @@ class Schedule:
             )
 
         def compute_interval(key: str, steps: int) -> int:
-            """Returns an interval in steps, from the number of times in an epoch if that is set."""
+            """Returns an interval in steps; a key that counts times in an epoch has precedence."""
             times_per_epoch: int | None = getattr(config, key)
             if times_per_epoch is None:
                 return steps
-            return max(1, _count_epoch_steps(key, steps_per_epoch) // times_per_epoch)
+            return max(1, _require_epochs(key, steps_per_epoch) // times_per_epoch)
 
         return cls(
             max_steps,
@@ -90,24 +84,38 @@ class Schedule:
         )
 
     def logs(self, step: int) -> bool:
-        """Whether the metrics of a step are logged, as they always are for the last step."""
+        """Whether the metrics of a step are logged; for the last step, they always are."""
         return step % self.logging_steps == 0 or step == self.max_steps
 
     def evaluates(self, step: int) -> bool:
-        """Whether the model is evaluated after a step; with `eval_steps`, also after the last."""
+        """Whether the model is evaluated after a step; with `eval_steps`, always after the last."""
         if self.eval_steps and (step % self.eval_steps == 0 or step == self.max_steps):
             return True
         return step in self.extra_steps
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is due after a step (after the last step it is always written)."""
+        """Whether a checkpoint is due after a step, apart from the one after the last step."""
         if self.save_steps and step % self.save_steps == 0:
             return True
         return step in self.extra_steps
 
 
+def _compute_max_steps(config: RunConfig, steps_per_epoch: int | None) -> int:
+    """Returns the number of steps of a run; see `Schedule.of`."""
+    if steps_per_epoch == 0:
+        return 0
+    if config.num_train_epochs is None:
+        return config.max_train_steps
+    epoch_steps = _require_epochs("num_train_epochs", steps_per_epoch)
+    return max(1, round(config.num_train_epochs * epoch_steps))
+
+
 def exports_model(export_steps: int | None, step: int) -> bool:
-    """Whether the checkpoint of a step has `model/`."""
+    """Whether the checkpoint of a step has `model/`.
+
+    Args:
+        export_steps: The steps whose multiples have it; 0: none, None: all.
+    """
     return export_steps is None or (export_steps > 0 and step % export_steps == 0)
 
 
@@ -133,14 +141,16 @@ def explain_export(folder: Path) -> str:
 
 def read_branch_step(decay_from: str | None) -> int | None:
     """Returns the step of the checkpoint that `decay_from` names; None if it names none."""
-    match = CHECKPOINT_NAME.fullmatch(Path(decay_from or "").resolve().name)
-    return int(match[1]) if decay_from and match else None
+    if not decay_from:
+        return None
+    match = CHECKPOINT_NAME.fullmatch(Path(decay_from).resolve().name)
+    return None if match is None else int(match[1])
 
 
 def set_branch_length(config: Run) -> Run:
-    """Returns a configuration with the length of a run that only decays, if it is one.
+    """Sets the length of a run that only decays (`decay_from`); returns others unchanged.
 
-    It has the steps of the checkpoint that it begins with, and of the decay.
+    The length is the step of the checkpoint from which the run continues, plus `num_decay_steps`.
     """
     step = read_branch_step(config.decay_from)
     if step is None or config.num_decay_steps is None:
@@ -148,8 +158,8 @@ def set_branch_length(config: Run) -> Run:
     return replace(config, max_train_steps=step + config.num_decay_steps)
 
 
-def _count_epoch_steps(key: str, steps_per_epoch: int | None) -> int:
-    """Returns the steps of an epoch, or refuses a key of a task that has none."""
+def _require_epochs(key: str, steps_per_epoch: int | None) -> int:
+    """Returns the number of steps of an epoch; refuses a key for a task without epochs."""
     if steps_per_epoch is None:
         raise ConfigurationError(f"{key}: this task has no epochs; expected null")
     return steps_per_epoch
@@ -157,13 +167,14 @@ def _count_epoch_steps(key: str, steps_per_epoch: int | None) -> int:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The split of a step's rows over micro-batches and processes.
+    """The division of the rows of a step into micro-batches and processes.
 
     Attributes:
-        micro_batch: Rows in a micro-batch of one process; 1 where they vary from step to step.
-        accumulation: Micro-batches of one process in a step.
-        key: The key that sets the rows of a micro-batch; None if they vary.
-        is_total: Whether that key sets the rows of a whole step, which are then divided.
+        micro_batch: Number of rows in a micro-batch of one process; 1 if it varies between steps.
+        accumulation: Number of micro-batches of one process in a step.
+        processes: Number of processes.
+        key: The key that sets the number of rows of a micro-batch; None if it varies.
+        is_total: Whether that key sets the number of rows of a whole step, which is then divided.
     """
 
     micro_batch: int
@@ -174,7 +185,11 @@ class BatchPlan:
 
     @classmethod
     def of(cls, config: RunConfig, processes: int) -> BatchPlan:
-        """Creates the plan of a run with this number of processes."""
+        """Creates the plan of a run.
+
+        Args:
+            processes: Number of processes.
+        """
         key = config.micro_batch_key
         rows = 1 if key is None else _read_value(config, key)
         assert isinstance(rows, int)
@@ -189,12 +204,12 @@ class BatchPlan:
 
     @property
     def global_batch(self) -> int:
-        """The rows of a step over all processes; where they vary, the micro-batches of a step."""
+        """Number of rows of a step on all processes; of its micro-batches if the rows vary."""
         return self.micro_batch * self.accumulation * self.processes
 
     @property
     def rows_per_step(self) -> int | None:
-        """Rows of every step; None where they vary."""
+        """Number of rows of each step; None if it varies."""
         return None if self.key is None else self.global_batch
 
 

@@ -1,4 +1,4 @@
-"""The entry of a task in `bsmeta.tasks.TASKS`: its class, checks, rows and programs."""
+"""The entries of tasks in `bsmeta.tasks.TASKS`: their classes, checks, rows and programs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ from bsmeta.core.errors import (
 
 Row = tuple[str, str]
 ModelUse = Literal["flag_words", "predict_label", "detect_entities", "encode_entities"]
-"""A use of a model by another program: by an annotator, or by `entities.py`."""
+"""A use of a task's models by an annotator, or by `entities.py`."""
 
 
-def imported(name: str) -> Callable[..., Any]:
-    """Returns a function that imports `module:attribute` when it is called, and calls it."""
+def defer_import(name: str) -> Callable[..., Any]:
+    """Returns a function that imports another function only when it is called.
 
-    def call(*arguments: Any) -> Any:
+    Args:
+        name: The other function, as `module:attribute`.
+    """
+
+    def import_and_call(*arguments: Any) -> Any:
         return resolve_name(name)(*arguments)
 
-    return call
+    return import_and_call
 
 
 def _return_nothing(*_: object) -> tuple[()]:
+    """Returns an empty tuple, as the default of optional functions of an entry."""
     return ()
 
 
@@ -44,31 +49,31 @@ class TaskEntry:
 
     Attributes:
         schema: The task's schema, derived from `RunConfig`, as `module:attribute`.
-        make: Builds the task (`bsmeta.training.task.Task`) from a configuration.
-        value_problems: Takes the configuration, and the same as it was written; returns the
+        make: Creates the task (`bsmeta.training.task.Task`) from a configuration.
+        value_problems: Takes the configuration, and its values as they were written; returns the
             problems that do not depend on the launch.
         start_problems: Takes the configuration, the launch and the DeepSpeed JSON; returns the
-            problems that depend on them.
+            problems that depend on the launch.
         summary: Takes the configuration and the launch; returns rows of the start-up table. A row
             replaces a row of the same name that all tasks have.
         sample_rows: Takes the configuration, reads some of the data, and returns further rows of
-            the start-up table; raises an error for data that the run cannot be trained on.
-        notes: Takes the configuration, and the same as it was written; returns a line for each
+            the start-up table; raises an error for data that cannot be used for training.
+        notes: Takes the configuration, and its values as they were written; returns a line for each
             setting that has no effect.
-        start_notes: Takes the configuration and the launch; returns a line for each choice that is
+        start_notes: Takes the configuration and the launch; returns a line for each setting that is
             allowed but unusual.
         prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
-            (`bsmeta.tasks.checkpoints.Location`), and the `Processes`; returns the folders of the
+            (`bsmeta.tasks.checkpoints.Location`) and the `Processes`; returns the folders of the
             reports that this process has written.
-        programs: The entry points beside `train.py` that work with the task's checkpoints.
-        uses: The uses of its models by annotators and by `entities.py`.
-        is_language_model: Whether its models score and continue documents with metadata, by the
-            code of the language model of this package.
+        programs: The entry points beside `train.py` that work with checkpoints of the task.
+        uses: The uses of the task's models by annotators and by `entities.py`.
+        is_language_model: Whether models of the task score and continue documents with metadata, by
+            the code of this package's language model.
         has_epochs: Whether the task has epochs (`Task.steps_per_epoch`).
         finishes: Whether the task reads `model/` of a checkpoint when a run ends (`Task.finish`).
-        fully_shards: Whether the task has been tried under FSDP2, which calls the model as a whole;
-            other tasks are refused there.
+        fully_shards: Whether the task has been tested under FSDP2, which calls the model as a
+            whole; other tasks are refused there.
     """
 
     schema: str
@@ -98,7 +103,16 @@ class TaskEntry:
 
 
 def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> None:
-    """Refuses an entry point that does not work with a task."""
+    """Refuses an entry point that does not work with a task.
+
+    Args:
+        program: The file of the entry point, such as `evaluate.py`.
+        task: The name of the task.
+        tasks: The entries of all tasks by name.
+
+    Raises:
+        ConfigurationError: Naming the tasks with which the program works.
+    """
     programs = tasks[task].programs if task in tasks else ()
     if program in programs:
         return
@@ -113,17 +127,21 @@ def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> No
 def find_entry(
     config: RunConfig, tasks: Mapping[str, TaskEntry]
 ) -> tuple[TaskEntry, list[Problem]]:
-    """Returns the entry with the schema of a configuration, and the problems with its `task`."""
+    """Returns the entry whose schema a configuration has, and the problems of its key `task`.
+
+    Args:
+        tasks: The entries of all tasks by name.
+    """
     schemas = {f"{schema.__module__}:{schema.__qualname__}" for schema in type(config).__mro__}
     if config.task in tasks and tasks[config.task].schema in schemas:
         return tasks[config.task], []
 
-    # The task does not fit the schema, which belongs to another task: its entry does the checks.
+    # The schema belongs to another task than `task`; the entry of that other task does the checks.
     name = next(name for name, entry in tasks.items() if entry.schema in schemas)
     if config.task in tasks:
         expected = f"{name}, because the configuration begins with the schema of {name}"
         fix = f"--config-name of a configuration for {config.task}, or task={name}"
     else:
-        expected = f"one of {', '.join(tasks)}{suggest_nearest(config.task, [*tasks])}"
-        fix = f"task={find_closest(config.task, [*tasks])}"
+        expected = f"one of {', '.join(tasks)}{suggest_nearest(config.task, tasks)}"
+        fix = f"task={find_closest(config.task, list(tasks))}"
     return tasks[name], [Problem("task", HYDRA, format_value(config.task), expected, fix)]

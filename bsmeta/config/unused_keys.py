@@ -1,4 +1,4 @@
-"""Refuses keys that a program does not use in one of its modes."""
+"""Refuses keys that a program does not use in its current mode."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bsmeta.core.errors import ConfigurationError
 
 
 def refuse_unused_keys(config: Any, used_keys: Collection[str], purpose: str) -> None:
-    """Refuses keys that are set although a purpose does not use them.
+    """Refuses keys that have another value than their default, but no effect.
 
     Args:
-        used_keys: The keys that the purpose uses.
-        purpose: Its name in messages, such as `mode=text`.
+        used_keys: The keys that have an effect.
+        purpose: The mode in which only these have an effect, for messages: `mode=text`.
 
     Raises:
         ConfigurationError: Naming the unused keys.

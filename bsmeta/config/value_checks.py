@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.schema import TRACKERS, WSD, ModelCardConfig, RunConfig
 from bsmeta.config.steps import read_branch_step
@@ -25,7 +25,9 @@ _CARD_FORMS = {
 """For each list on the model card: a pattern of its entries, what they are, and an example."""
 
 
-def find_value_problems(config: RunConfig, composition: Composition = NOTHING) -> Iterator[Problem]:
+def find_value_problems(
+    config: RunConfig, composition: Composition = EMPTY_COMPOSITION
+) -> Iterator[Problem]:
     """Yields problems with single values and with combinations of values."""
     yield from find_bound_problems(config)
 

@@ -1,6 +1,6 @@
-"""Parses the text of a configuration file into plain values, as OmegaConf reads it.
+"""Parses the text of a configuration file into plain values, as OmegaConf does.
 
-PyYAML's parser is written in Python and slow, so a process parses the same text once.
+PyYAML's parser is written in Python and slow, so a process parses each text only once.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from omegaconf._utils import get_yaml_loader
 from bsmeta.core.parsing import YAMLLoader, parse_yaml_file
 
 _MAX_CACHED_TEXTS = 256
-"""Number of texts whose values are kept; a configuration is composed from about ten."""
+"""Maximum number of texts whose values are cached; a configuration has about ten files."""
 
 _OmegaConfLoader: Any = get_yaml_loader()
 
 
 class _ConfigLoader(YAMLLoader, _OmegaConfLoader):
-    """OmegaConf's loader, which refuses repeated keys, with the limits of ours."""
+    """OmegaConf's loader, which refuses repeated keys, with the limits of `YAMLLoader`."""
 
 
 _ConfigLoader.yaml_implicit_resolvers = dict(_OmegaConfLoader.yaml_implicit_resolvers)
 
 
 def _construct_date(loader: _ConfigLoader, node: yaml.ScalarNode) -> str:
-    """Returns a date as text, as OmegaConf does; an impossible one is refused."""
+    """Returns a date as text, as OmegaConf does; refuses an impossible date."""
     loader.construct_yaml_timestamp(node)
     return str(node.value)
 
@@ -47,7 +47,7 @@ _ConfigLoader.add_constructor(_DATE, _construct_date)
 
 
 def parse_values(text: str, file: Path) -> Any:
-    """Parses the text of a YAML or JSON file; each call returns new values.
+    """Parses the text of a YAML or JSON file; each call returns a new copy of the values.
 
     Args:
         file: The file of the text, for messages.
@@ -61,6 +61,7 @@ def parse_values(text: str, file: Path) -> Any:
 
 @lru_cache(maxsize=_MAX_CACHED_TEXTS)
 def _parse_values(text: str, file: Path) -> Any:
+    """Parses a text; see `parse_values`."""
     content = parse_yaml_file(text, file, _ConfigLoader)
     if not isinstance(content, dict | list | str | None):
         raise OSError(f"Invalid loaded object type: {type(content).__name__}")

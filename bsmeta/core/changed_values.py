@@ -1,4 +1,4 @@
-"""Copies of configurations, which are frozen, with other values."""
+"""Changes values of frozen configurations, by copying them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from bsmeta.core.keys import about, iterate_leaves
+from bsmeta.core.keys import get_declaration, iterate_leaves
 
 Section = TypeVar("Section")
 
 
 def replace_values(section: Section, values: Mapping[str, Any]) -> Section:
-    """Returns a copy of a configuration in which the given keys are replaced.
+    """Returns a copy of a configuration with other values for some keys.
 
     Args:
         section: A dataclass, or a list or mapping of dataclasses.
-        values: The values by dotted key, as `iterate_leaves` names them.
+        values: The new values by dotted key, as `iterate_leaves` names them.
+
+    Raises:
+        TypeError: If a dataclass has no such key.
     """
     changes: dict[str, Any] = {}
     changes_in_sections: dict[str, dict[str, Any]] = {}
@@ -41,28 +44,32 @@ def replace_values(section: Section, values: Mapping[str, Any]) -> Section:
 
 
 def _get_entry(section: Any, name: str) -> Any:
-    """Returns a part of a configuration: an entry of a list or mapping, or a field."""
+    """Returns an entry of a list or mapping, or a field of a dataclass."""
     if isinstance(section, list):
         return section[int(name)]
-    return section[name] if isinstance(section, dict) else getattr(section, name)
+    if isinstance(section, dict):
+        return section[name]
+    return getattr(section, name)
 
 
 def expand_home(section: Section) -> tuple[Section, list[tuple[str, str]]]:
-    """Returns a configuration with a leading `~` expanded in every path.
+    """Expands a leading `~` in every path of a configuration.
 
-    Also returns the dotted key and the value of each path that names an unknown user.
+    Returns:
+        The changed configuration, and the dotted key and the value of each path that names an
+        unknown user.
     """
     expanded: dict[str, Any] = {}
     unknown_users: list[tuple[str, str]] = []
     for name, owner, schema_field in iterate_leaves(section):
         value = getattr(owner, schema_field.name)
-        if not about(schema_field).is_path or value is None:
+        if not get_declaration(schema_field).is_path or value is None:
             continue
 
-        values = value if isinstance(value, list) else [value]
-        paths = [os.path.expanduser(path) if isinstance(path, str) else path for path in values]
-        unknown_users += [(name, path) for path in paths if str(path).startswith("~")]
-        if paths != values:
-            expanded[name] = paths if isinstance(value, list) else paths[0]
+        paths = value if isinstance(value, list) else [value]
+        new_paths = [os.path.expanduser(path) if isinstance(path, str) else path for path in paths]
+        unknown_users += [(name, path) for path in new_paths if str(path).startswith("~")]
+        if new_paths != paths:
+            expanded[name] = new_paths if isinstance(value, list) else new_paths[0]
 
     return replace_values(section, expanded), unknown_users

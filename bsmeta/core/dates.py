@@ -1,7 +1,7 @@
-"""Parses dates in any notation: every use of dateutil passes through here.
+"""Parses dates in any notation; all code that uses dateutil calls this module.
 
-dateutil warns on the terminal of each name of a time zone that it does not know, and reads the
-names that the time zone of the machine has, so the same text would be another moment elsewhere.
+By default, dateutil prints a warning for each unknown name of a time zone, and interprets the names
+of the machine's own time zone, so that the same text would be another moment elsewhere.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ from typing import NamedTuple
 from dateutil import parser as date_parser  # type: ignore[import-untyped]
 
 MONTHS: list[str] = [names[-1] for names in date_parser.parserinfo.MONTHS]
-"""English names: `strftime("%B")` would follow the locale of the machine."""
+"""English names, from January on; those of `strftime("%B")` depend on the machine's locale."""
 
 MONTH_NUMBERS: dict[str, int] = {
     name.lower(): number
     for number, names in enumerate(date_parser.parserinfo.MONTHS, 1)
     for name in names
 }
-"""English names and abbreviations, such as `november`, `nov` and `sept`, in lower case."""
+"""Numbers from 1 by English name or abbreviation in lower case: `november`, `nov`, `sept`."""
 
 _DAY_S = 24 * 60 * 60
 
 
 class ParsedDate(NamedTuple):
-    """A date, and which of its fields the text has; others are filled in."""
+    """A date, and whether its text has a year and a month.
 
-    moment: datetime  # has a time zone if the text has its offset from UTC
+    Attributes:
+        moment: The date, with defaults for missing fields; has a time zone only if the text has an
+            offset from UTC.
+    """
+
+    moment: datetime
     has_year: bool
     has_month: bool
 
@@ -36,14 +41,14 @@ def parse_any_date(value: str) -> ParsedDate:
     """Parses a date in ISO 8601, or in any other usual notation.
 
     Raises:
-        ValueError: If it is not a date, or not one of the calendar (30 February).
+        ValueError: If it is not a date, or an impossible one (30 February).
     """
     try:
         return ParsedDate(datetime.fromisoformat(value), has_year=True, has_month=True)
     except ValueError:
         pass
 
-    # Parsed twice: fields that the text does not have come from the default, so they differ.
+    # Fields that the text does not have come from the default, so they differ between two parses.
     try:
         moment = _parse_by_dateutil(value, datetime(1, 1, 1))
         other = _parse_by_dateutil(value, datetime(2, 2, 1))
@@ -53,10 +58,13 @@ def parse_any_date(value: str) -> ParsedDate:
 
 
 def _parse_by_dateutil(value: str, default: datetime) -> datetime:
+    """Parses a date; fields that the text does not have come from `default`."""
     moment: datetime = date_parser.parse(value, default=default, tzinfos=_read_offset)
     return moment
 
 
 def _read_offset(name: str | None, offset_s: int | None) -> int | None:
-    """Returns the offset of a time zone; None for a mere name, and for more than a day."""
-    return offset_s if offset_s is not None and abs(offset_s) < _DAY_S else None
+    """Returns a time zone's offset in seconds; None if it has only a name, or is a day or more."""
+    if offset_s is None or abs(offset_s) >= _DAY_S:
+        return None
+    return offset_s

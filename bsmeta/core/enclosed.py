@@ -1,7 +1,7 @@
 """Replaces enclosed parts of a text, such as comments, in linear time.
 
-A pattern such as `<!--.*?-->` takes quadratic time: it searches the remaining text again for each
-opening without an end.
+A pattern such as `<!--.*?-->` takes quadratic time: for each opening without an end, it searches
+the whole remaining text.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ from collections.abc import Callable
 
 Span = tuple[int, int]
 
-_BEFORE_TEXT: Span = (-1, -1)  # the first search begins after it
-_NOWHERE: Span = (sys.maxsize, sys.maxsize)
+_BEFORE_TEXT: Span = (-1, -1)  # precedes every start position, so that the first call searches
+_NOWHERE: Span = (sys.maxsize, sys.maxsize)  # follows every start position
 
 
 class Finder:
     """Finds strings and patterns in a text from increasing start positions.
 
-    It searches the text only once for each string or pattern, however often it is called.
+    However often it is called, it passes over the text only once for each string or pattern.
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._next: dict[str | re.Pattern[str], Span] = {}
+        self._next_spans: dict[str | re.Pattern[str], Span] = {}
 
     def find(self, target: str | re.Pattern[str], start: int) -> Span | None:
         """Returns the first span of a string or pattern from `start` on; None if there is none.
 
         Args:
-            start: Must not decrease between calls for the same target.
+            start: Position in the text; must not decrease between calls for the same target.
         """
-        span = self._next.get(target, _BEFORE_TEXT)
+        span = self._next_spans.get(target, _BEFORE_TEXT)
         if span[0] < start:
-            span = self._next[target] = self._search(target, start)
+            span = self._search(target, start)
+            self._next_spans[target] = span
         return None if span is _NOWHERE else span
 
     def _search(self, target: str | re.Pattern[str], start: int) -> Span:
+        """Searches a text from `start` on; returns `_NOWHERE` if the target does not occur."""
         if isinstance(target, str):
             position = self._text.find(target, start)
             return _NOWHERE if position < 0 else (position, position + len(target))
@@ -47,8 +49,8 @@ class Finder:
 
 
 Replace = Callable[[re.Match[str], Finder], tuple[int, str] | None]
-"""Callback for the match of an opening; returns the end of the enclosed part and its replacement,
-or None if the part has no end."""
+"""Callback that takes the match of an opening; returns the end of the enclosed part and its
+replacement, or None if the part has no end."""
 
 
 def replace_enclosed(text: str, opening: re.Pattern[str], replace: Replace) -> str:
@@ -56,7 +58,7 @@ def replace_enclosed(text: str, opening: re.Pattern[str], replace: Replace) -> s
 
     Args:
         opening: Must not match the last character of any replaced part.
-        replace: Finds the end of a part; see `Replace`.
+        replace: Finds the end and the replacement of a part; see `Replace`.
     """
     finder = Finder(text)
     chunks: list[str] = []

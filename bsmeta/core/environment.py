@@ -1,7 +1,7 @@
 """Describes the environment of a computation, for the record of each run and measurement.
 
-Processors and library versions change the last digits of results, and a few such changes affect the
-trained model, so a comparison of runs must be able to check that their environments agree.
+The processor and the versions of libraries affect the last digits of results, and thereby sometimes
+the trained model, so a comparison of runs must be able to check that their environments agree.
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ _GIT_TIMEOUT_S = 30.0
 
 
 class _SourceState(NamedTuple):
-    """The commit of the sources, and whether they match it; None outside a repository."""
+    """The commit of the sources, and whether they are unchanged; both None if unknown."""
 
     commit: str | None
     is_clean: bool | None
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Describes this process, which computes on a device, as JSON-serializable values.
+    """Describes the environment of this process, as JSON-serializable values.
+
+    Args:
+        device: The device on which this process computes.
 
     Returns:
         `commit` and `is_clean` (whether the sources are unchanged; both None outside a repository),
-        `versions` by library, `processor`, `cores` that this process may use, `threads` of torch,
-        `device` (the model of a GPU, or `cpu`), and `machine`: a hash of the host's name, which may
-        be private.
+        `versions` by library, `processor`, `cores` (the number that this process may use),
+        `threads` of torch, `device` (the model of a GPU, or `cpu`), and `machine` (a hash of the
+        host's name, because the name may be private).
     """
     import torch  # takes seconds, and the launcher of a study does not need it
 
@@ -58,17 +61,18 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def hash_machine_name() -> str:
-    """Returns a hash of the host's name."""
+    """Returns a hash of the host's name, in 12 hexadecimal digits."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
 
 
 def format_utc_now() -> str:
-    """Returns the current time in UTC, in milliseconds; such times sort as text."""
+    """Formats the current time in ISO 8601, in UTC with milliseconds; such texts sort by time."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @cache
 def _read_source_state() -> _SourceState:
+    """Reads the state of the sources from git."""
     if not (ROOT / ".git").exists():
         return _SourceState(None, None)
 
@@ -80,7 +84,7 @@ def _read_source_state() -> _SourceState:
 
 
 def _run_git(*arguments: str) -> str | None:
-    """Returns the output of git in the folder of the sources; None if it fails."""
+    """Runs git in the folder of the sources; returns its output, or None if it fails."""
     try:
         process = subprocess.run(
             ["git", "-C", str(ROOT), *arguments],
@@ -103,7 +107,7 @@ def count_usable_cores() -> int | None:
 
 @cache
 def _describe_processor() -> str:
-    """Returns the model of the processor; on other systems than Linux, its architecture."""
+    """Returns the model of the processor; on systems other than Linux, its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")

@@ -18,19 +18,22 @@ EXTRA_BY_MODULE = {
     **dict.fromkeys(("botocore", "google", "google.auth"), "object-stores"),
     "peft": "lora",
 }
-"""Module -> the extra of setup.py that installs it, for modules that a base install lacks."""
+"""Module that a base install lacks -> the extra of setup.py that installs it."""
 
-_NEWEST_PYTHON = {"pycld2": (3, 13)}  # of modules without a build for a newer one
+# Modules that are not built for every Python: the newest one, and what needs the module.
+_NEWEST_PYTHON = {"pycld2": (3, 13)}
 _USES = {"pycld2": "the annotator language"}
 
 HYDRA = "Hydra configuration"
+"""The place of a problem whose key any file or the command line may set."""
 
-MISSING = object()  # shown as "no such key"
+MISSING = object()
+"""The value of a key that does not exist; shown as "no such key"."""
 
-# Smallest difflib ratios: of a name in a suggested command, and of a question (`lama` for
-# llama_tiny).
-_MIN_LIKENESS_OF_FIX = 0.7
-_MIN_LIKENESS = 0.5
+# Smallest difflib ratios of a name to the one suggested: in a command, and in a question, such as
+# "did you mean llama_tiny?" for `lama`.
+_MIN_COMMAND_SIMILARITY = 0.7
+_MIN_QUESTION_SIMILARITY = 0.5
 
 
 class UserError(ValueError):
@@ -38,7 +41,11 @@ class UserError(ValueError):
 
 
 class ConfigurationError(UserError):
-    """A key, a file or the launch is invalid, or two of them disagree."""
+    """A key, a file or the launch is invalid, or two of them disagree.
+
+    Attributes:
+        keys: The dotted keys with problems, as far as they are known.
+    """
 
     def __init__(self, message: str, keys: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -58,19 +65,20 @@ class CheckpointError(RuntimeError):
 
 
 class TrainingError(RuntimeError):
-    """Training cannot continue (for example: the loss is not finite)."""
+    """Training cannot continue, for example because the loss is not finite."""
 
 
 def explain_missing_extra(
     error: BaseException, python: tuple[int, int] = sys.version_info[:2]
 ) -> ConfigurationError | None:
-    """Returns the error to report for a missing module if an extra of the package installs it.
+    """Explains the error for a missing module that an extra of the package installs.
 
     Args:
-        python: Version of Python for which the extra would be installed.
+        error: Any error.
+        python: Version of Python for which the extra would be installed: major and minor.
 
     Returns:
-        None for any other error.
+        The error to report; None if the given error is any other.
     """
     if not isinstance(error, ModuleNotFoundError):
         return None
@@ -92,10 +100,10 @@ def explain_missing_extra(
 
 @contextmanager
 def name_missing_extras() -> Iterator[None]:
-    """Replaces the error for a module that an extra installs by one that names the extra.
+    """Replaces the error for a missing module by one that names the extra to install.
 
     Raises:
-        ConfigurationError: In place of the `ModuleNotFoundError`.
+        ConfigurationError: In place of a `ModuleNotFoundError` for a module of an extra.
     """
     try:
         yield
@@ -107,7 +115,13 @@ def name_missing_extras() -> Iterator[None]:
 
 
 class Difference(NamedTuple):
-    """A leaf in which two nested dicts differ; a missing value is `"absent"`."""
+    """A leaf in which two nested dicts differ.
+
+    Attributes:
+        name: The dotted name of the leaf.
+        other: The value in the first dict; `"absent"` if it has none.
+        current: The value in the second dict; `"absent"` if it has none.
+    """
 
     name: str
     other: Any
@@ -115,12 +129,17 @@ class Difference(NamedTuple):
 
 
 def find_differences(other: Any, current: Any, name: str = "") -> Iterator[Difference]:
-    """Yields the leaves in which two nested dicts differ, by dotted name."""
+    """Yields the leaves in which two nested dicts differ, sorted by name.
+
+    Args:
+        name: The dotted name of both values, if they are parts of a larger dict.
+    """
     if isinstance(other, dict) and isinstance(current, dict):
-        for part in sorted({*other, *current}):
-            part_name = f"{name}.{part}" if name else str(part)
+        for key in sorted({*other, *current}):
             yield from find_differences(
-                other.get(part, "absent"), current.get(part, "absent"), part_name
+                other.get(key, "absent"),
+                current.get(key, "absent"),
+                f"{name}.{key}" if name else str(key),
             )
     elif other != current:
         yield Difference(name, other, current)
@@ -132,8 +151,8 @@ def describe_differences(
     """Yields a line for each leaf in which two nested dicts differ.
 
     Args:
-        origin: The place or time of `other`, as words that follow its value (`in the checkpoint`).
-        current_origin: The same for `current`.
+        origin: The words that follow a value of `other`, such as `in the checkpoint`.
+        current_origin: The words that follow a value of `current`.
     """
     for leaf in find_differences(other, current):
         yield f"  {leaf.name}: {leaf.other} {origin}, {leaf.current} {current_origin}"
@@ -141,7 +160,15 @@ def describe_differences(
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem with the configuration, as reported to the user."""
+    """A problem with the configuration, as reported to the user.
+
+    Attributes:
+        key: The dotted key, or the option or part of a file that is wrong.
+        file: The file or other place that sets the key.
+        found: The value, as text.
+        expected: The values that would be accepted, as text.
+        fix: The change to make, such as an override.
+    """
 
     key: str
     file: str
@@ -157,8 +184,12 @@ class Problem:
 
 
 def raise_problems(problems: Sequence[Problem | str]) -> None:
-    """Raises one error that lists every problem once, numbered."""
-    problems = [*dict.fromkeys(problems)]
+    """Raises one error that lists all problems, numbered and without duplicates.
+
+    Raises:
+        ConfigurationError: If there are problems.
+    """
+    problems = list(dict.fromkeys(problems))
     if not problems:
         return
 
@@ -169,28 +200,30 @@ def raise_problems(problems: Sequence[Problem | str]) -> None:
 
 
 def suggest_nearest(name: object, candidates: Iterable[str]) -> str:
-    """Returns ` (did you mean X?)` for the candidate most similar to a name, or an empty string."""
+    """Returns ` (did you mean X?)` with the candidate most similar to a name; "" if none is."""
     close_matches = difflib.get_close_matches(
-        str(name), list(candidates), n=1, cutoff=_MIN_LIKENESS
+        str(name), list(candidates), n=1, cutoff=_MIN_QUESTION_SIMILARITY
     )
     return f" (did you mean {close_matches[0]}?)" if close_matches else ""
 
 
 def find_similar(name: object, candidates: Iterable[str]) -> str | None:
-    """Returns the candidate that a suggested command may use for a name; None if none is similar.
+    """Returns the candidate to write in a suggested command for a name; None if none is similar.
 
-    A suggested command may be run unread, so it requires more similarity than a question
-    (`suggest_nearest`).
+    Users may run a suggested command without reading it, so the candidate must be more similar than
+    in a question (`suggest_nearest`).
     """
     close_matches = difflib.get_close_matches(
-        str(name), list(candidates), n=1, cutoff=_MIN_LIKENESS_OF_FIX
+        str(name), list(candidates), n=1, cutoff=_MIN_COMMAND_SIMILARITY
     )
     return close_matches[0] if close_matches else None
 
 
 def find_closest(name: object, candidates: Sequence[str]) -> str:
     """Returns the candidate most similar to a name; the first candidate if none is similar."""
-    close_matches = difflib.get_close_matches(str(name), candidates, n=1, cutoff=_MIN_LIKENESS)
+    close_matches = difflib.get_close_matches(
+        str(name), candidates, n=1, cutoff=_MIN_QUESTION_SIMILARITY
+    )
     return close_matches[0] if close_matches else candidates[0]
 
 
@@ -199,14 +232,17 @@ def format_value(value: object) -> str:
     if value is MISSING:
         return "no such key"
     if isinstance(value, str):
-        return f'"{value}"{" (text)" if _reads_as_scalar(value) else ""}'
+        mark = " (text)" if _reads_as_scalar(value) else ""
+        return f'"{value}"{mark}'
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "null" if value is None else str(value)
+    if value is None:
+        return "null"
+    return str(value)
 
 
 def _reads_as_scalar(text: str) -> bool:
-    """Whether a text reads as a number, a boolean or null."""
+    """Whether a text could be taken for a number, a boolean or null."""
     try:
         float(text)
     except ValueError:
@@ -215,7 +251,7 @@ def _reads_as_scalar(text: str) -> bool:
 
 
 def look_up(document: Any, key: str) -> Any:
-    """Returns the value of a dotted key in nested mappings and lists, or MISSING."""
+    """Returns the value of a dotted key in nested mappings and lists; `MISSING` if absent."""
     for name in key.split("."):
         if isinstance(document, Mapping) and name in document:
             document = document[name]
@@ -227,7 +263,10 @@ def look_up(document: Any, key: str) -> Any:
 
 
 def equals_exactly(actual: Any, value: Any) -> bool:
-    """Whether value and type agree: `"8"`, `8.0` and `true` are not 8; an int may equal a float."""
+    """Whether two values agree in value and type.
+
+    `"8"`, `8.0` and `true` do not equal the value 8, but `8` equals the value 8.0.
+    """
     if isinstance(value, list):
         have_same_length = isinstance(actual, list) and len(actual) == len(value)
         return have_same_length and all(map(equals_exactly, actual, value))

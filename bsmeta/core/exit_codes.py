@@ -1,4 +1,4 @@
-"""Exit codes, and the file through which launch scripts learn the code of the first failure."""
+"""Exit codes, and the file from which launch scripts read the code of the first failure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ EXIT_NO_READER = 141  # the code that a shell reports for a program ended by SIG
 
 
 def note_exit_code(code: int) -> None:
-    """Writes the exit code of a failure for the launch scripts, as launchers always exit with 1.
+    """Writes the exit code of a failure to the file of the launch scripts, if there is one.
 
-    Only the first failure counts: it makes the launcher terminate the other processes.
+    A launcher itself always exits with 1. Only the first failure is written: it makes the launcher
+    terminate the other processes.
     """
-    file = os.environ.get("BSMETA_EXIT_CODE_FILE")
-    if file is not None and code != 0:
-        with Path(file).open("a+") as stream:
-            if stream.tell() == 0:
-                stream.write(f"{code}\n")
+    path = os.environ.get("BSMETA_EXIT_CODE_FILE")
+    if path is not None and code != 0:
+        with Path(path).open("a+") as file:
+            if file.tell() == 0:
+                file.write(f"{code}\n")

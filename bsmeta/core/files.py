@@ -1,9 +1,4 @@
-"""Files and folders: atomic writes, hashes, safe names, lock files, and errors of a full disk.
-
-`ROOT` is the folder with the configurations, launch files, scripts and examples of the project: the
-top level of a checkout (also of one installed with `pip install -e`), or `bsmeta/resources/` in a
-wheel, where `setup.py` puts the same folders.
-"""
+"""Files and folders: atomic writes, hashes, safe names, lock files, and errors of a full disk."""
 
 from __future__ import annotations
 
@@ -29,26 +24,28 @@ from bsmeta.core.progress import hold_lock, report_progress
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = _PACKAGE / "resources"
 ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
-"""The folder that contains `hydra_configs/`, `deepspeed_configs/`, `experiments/`, `examples/`."""
+"""The folder that contains `hydra_configs/`, `deepspeed_configs/`, `experiments/`, `examples/`: the
+top level of a checkout (also of one installed with `pip install -e`), or `bsmeta/resources/` in a
+wheel, where `setup.py` puts these folders."""
 
 CONFIG_FOLDER = ROOT / "hydra_configs"
 
-_BLOCK_BYTES = 1 << 20  # bytes read at a time
+_BLOCK_BYTES = 1 << 20  # read at a time
 
-_MAX_PART_BYTES = 255  # bytes; the limit of ext4, XFS, APFS and NTFS
-_MAX_SHOWN_CHARS = 100  # characters of a name that is too long
+_MAX_PART_BYTES = 255  # of a name between two slashes; the limit of ext4, XFS, APFS and NTFS
+_MAX_SHOWN_CHARS = 100  # of a name that is too long
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 SHARED_MEMORY = Path("/dev/shm")
 """File system in shared memory, through which torch's loader processes pass batches."""
 
 MIN_FREE_BYTES = 1 << 20
-"""Free bytes below which a file system may be the one that refused a write."""
+"""Number of free bytes below which a file system is reported as full."""
 
 FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Error numbers of a full disk, an exhausted quota, or a file of the largest possible size."""
+"""Error numbers of a full disk, an exhausted quota, and a file of the maximum size."""
 
-# Torch's and safetensors' writers keep only the message, not the errno.
+# Parts of messages, in lower case: the writers of torch and safetensors do not keep the errno.
 _FULL_DISK_MESSAGES = (
     "no space left",
     "quota exceeded",
@@ -59,10 +56,10 @@ _FULL_DISK_MESSAGES = (
 
 
 class UnsafeNameError(DataError):
-    """A name from outside is not the path of a file inside its intended folder.
+    """A name from outside the program cannot be the path of a file inside a folder.
 
     Attributes:
-        reason: Why it is refused, as a sentence about `it`.
+        reason: Why the name is refused, as a sentence about `it`.
     """
 
     def __init__(self, name: str, folder: Path, source: str, reason: str) -> None:
@@ -74,16 +71,16 @@ class UnsafeNameError(DataError):
 
 
 def join_inside(folder: Path, name: str, source: str, *, follow_links: bool = False) -> Path:
-    """Joins a folder and the name of a file that comes from outside.
+    """Joins a folder and the name of a file that comes from outside the program.
 
-    Every name in a listing, an archive, a manifest or a journal passes through here before it is
-    joined to a folder, so that `../../.ssh/authorized_keys` cannot reach a file elsewhere.
+    Every name in a listing, an archive, a manifest or a journal is joined to a folder by this
+    function, so that `../../.ssh/authorized_keys` cannot reach a file elsewhere.
 
     Args:
         name: Relative to the folder, with `/` between its parts.
         source: The file or URL that contains the name, for the message.
-        follow_links: Whether symbolic links inside the folder may lead out of it. Only for reading:
-            in the cache of the Hub, every file of a model is such a link.
+        follow_links: Whether symbolic links inside the folder may lead out of it; for reading only.
+            In the cache of the Hub, every file of a model is such a link.
 
     Raises:
         UnsafeNameError: If the path is not inside the folder, or no file can have the name.
@@ -98,7 +95,7 @@ def join_inside(folder: Path, name: str, source: str, *, follow_links: bool = Fa
 
 
 def find_name_fault(name: str) -> str | None:
-    """Describes why a name cannot be the relative path of a file; None if it can.
+    """Returns the reason why a name cannot be the relative path of a file; None if it can be.
 
     The rules of all operating systems apply, whichever one this process runs on.
     """
@@ -120,10 +117,10 @@ def find_name_fault(name: str) -> str | None:
 
 
 def refuse_undecodable(paths: Iterable[object], key: str) -> None:
-    """Refuses paths that are not in UTF-8, because no record, log or hash could hold them.
+    """Refuses paths that are not in UTF-8, because they cannot be written to records and logs.
 
     Args:
-        key: The configuration key that names or matches the paths.
+        key: The configuration key that names or matches the paths, for the message.
 
     Raises:
         DataError: Naming the first such path.
@@ -146,8 +143,8 @@ def _is_inside(path: Path, folder: Path) -> bool:
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Yields a temporary path; the file written there replaces `path` when the block ends.
 
-    Several processes may replace the same file at the same time. Permissions follow the user's
-    umask, because others may share the folder.
+    Several processes may replace the same file at the same time. The file gets the permissions of
+    the umask, because others may share the folder, whereas `tempfile` would make it private.
     """
     temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
     try:
@@ -159,10 +156,10 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def build_atomically(path: Path) -> Iterator[Path]:
-    """Yields a temporary path at which one process at a time builds the file or folder `path`.
+    """Yields a temporary path; the file or folder built there is renamed to `path` afterwards.
 
-    The result is renamed to `path` when the block ends. An unfinished result, left by an error or
-    by a killed process, is deleted.
+    Only one process at a time may build the same path. An unfinished result, left by an error or by
+    a killed process, is deleted.
     """
     unfinished = path.with_name(f"{path.name}.part")
     delete_path(unfinished)
@@ -174,7 +171,7 @@ def build_atomically(path: Path) -> Iterator[Path]:
 
 
 def delete_path(path: Path) -> None:
-    """Deletes a file or a folder, if there is one."""
+    """Deletes a file, a symbolic link or a whole folder, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -182,13 +179,13 @@ def delete_path(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically."""
+    """Writes a text file atomically, in UTF-8."""
     with replace_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file atomically."""
+    """Writes a JSON file atomically, on one line."""
     write_text(path, json.dumps(value, ensure_ascii=False) + "\n")
 
 
@@ -202,7 +199,7 @@ def sync_to_disk(path: Path) -> None:
 
 
 def hash_file(path: str | Path) -> str:
-    """Returns the xxh3 of a file's content, in hexadecimal."""
+    """Returns the xxh3 (64 bits) of a file's content, in hexadecimal."""
     content_hash = xxhash.xxh3_64()
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -212,14 +209,14 @@ def hash_file(path: str | Path) -> str:
 
 
 def measure_free_bytes(path: Path) -> int:
-    """Returns the free bytes of a path's disk; the path need not exist yet."""
+    """Returns the number of free bytes on the disk of a path, which need not exist yet."""
     ancestors = (path, *path.absolute().parents)
     folder = next(ancestor for ancestor in ancestors if ancestor.is_dir())
     return shutil.disk_usage(folder).free
 
 
 def is_full_disk_error(error: BaseException | None) -> bool:
-    """Whether an error, or any error in its cause chain, means that the disk is full."""
+    """Whether an error, or one of its causes, means that the disk is full."""
     for cause in iterate_causes(error):
         if getattr(cause, "errno", None) in FULL_DISK_ERRNOS:
             return True
@@ -231,24 +228,24 @@ def is_full_disk_error(error: BaseException | None) -> bool:
 
 
 def explain_full_disk(error: BaseException) -> DataError | None:
-    """Returns the error to report in place of one that a full disk causes; None for other errors.
+    """Explains an error that a full disk has caused; returns None for other errors.
 
-    Write errors do not name their file, so the message lists the file systems without room.
+    A failed write does not name its file, so the message lists all file systems that are full.
     """
     if not is_full_disk_error(error):
         return None
 
-    mounted = sorted({partition.mountpoint for partition in psutil.disk_partitions(all=True)})
-    full = [folder for folder in mounted if _is_nearly_full(folder)]
-    full_folders = f" ({', '.join(full)})" if full else ""
+    mounts = sorted({partition.mountpoint for partition in psutil.disk_partitions(all=True)})
+    full_mounts = [mount for mount in mounts if _is_full(mount)]
+    mount_list = f" ({', '.join(full_mounts)})" if full_mounts else ""
     return DataError(
-        f"no room is left on the disk{full_folders}: {error}. Free some space there, or write to "
+        f"no room is left on the disk{mount_list}: {error}. Free some space there, or write to "
         "another folder, and repeat the command"
     )
 
 
 def explain_long_name(error: BaseException) -> DataError | None:
-    """Returns the error to report in place of one for a too long name; None for other errors."""
+    """Explains the error for a name that is too long; returns None for other errors."""
     if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
         return None
 
@@ -259,17 +256,20 @@ def explain_long_name(error: BaseException) -> DataError | None:
     )
 
 
-def _is_nearly_full(folder: str) -> bool:
-    """Whether the file system mounted at a folder is writable and nearly full."""
+def _is_full(mount: str) -> bool:
+    """Whether a file system is writable and has fewer than `MIN_FREE_BYTES`.
+
+    Args:
+        mount: The folder at which it is mounted.
+    """
     try:
-        status = os.statvfs(folder)
+        status = os.statvfs(mount)
     except OSError:
         return False
 
     is_writable = not status.f_flag & os.ST_RDONLY
-    return (
-        is_writable and status.f_blocks > 0 and status.f_bavail * status.f_frsize < MIN_FREE_BYTES
-    )
+    free_bytes = status.f_bavail * status.f_frsize
+    return is_writable and status.f_blocks > 0 and free_bytes < MIN_FREE_BYTES
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -283,15 +283,15 @@ def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def hold_write_lock(path: Path, work: str, lock: Path | None = None) -> Iterator[None]:
-    """Holds the lock of a file or folder that one process at a time writes.
+    """Holds a lock during the block, in which only one process at a time writes a file or folder.
 
     Args:
         work: The work done under the lock, as a noun phrase; see `hold_lock`.
-        lock: The lock file, whose folder is created if it is missing; None: beside `path`.
+        lock: The lock file, whose folder is created if it is missing; None: `{path}.lock`.
 
     Raises:
-        DataError: If the file or folder cannot be written, such as on a full disk. Errors of the
-            work that name another file, such as a source that cannot be read, pass unchanged.
+        DataError: If the file or folder cannot be written, for example because the disk is full.
+            Errors about another file, such as a source that cannot be read, are not changed.
     """
     lock = lock or path.with_name(f"{path.name}.lock")
     try:
@@ -300,8 +300,9 @@ def hold_write_lock(path: Path, work: str, lock: Path | None = None) -> Iterator
             yield
     except OSError as error:
         if isinstance(error.filename, str):
-            named = Path(error.filename)  # the file, its folder, or one that leads to it
-            if not _is_inside(named, path.parent) and not _is_inside(path, named):
+            # The error is about the path if it names a file in the same folder, or a parent folder.
+            faulty_path = Path(error.filename)
+            if not _is_inside(faulty_path, path.parent) and not _is_inside(path, faulty_path):
                 raise
         free = format_bytes(measure_free_bytes(path))
         raise DataError(

@@ -1,13 +1,13 @@
 """Decodes JSON objects that other programs wrote, such as the lines of a data set.
 
-Some writers make what the standard does not have. Python and pandas write NaN and infinity as
-numbers. A program that cuts a text by its UTF-16 units writes half of a surrogate pair, as an
-escape or in three bytes. Both are common in columns that nobody reads here, and there they must not
-cost the document. NaN and infinity are read as null, like those of a Parquet file, and half a pair
-as U+FFFD, the replacement character. `ForeignDecoder` does this only in values that its type does
-not declare: half a pair in a value that is used is an error, as is NaN unless null may stand there.
+Some programs write JSON that the standard does not allow. Python and pandas write NaN and infinity
+as numbers. A program that cuts a text by its UTF-16 units writes half of a surrogate pair, as an
+escape or in three bytes. Both are common in columns that this package does not use, and there they
+must not cost the document. This module repairs them: NaN and infinity become null, as in a Parquet
+file, and half a pair becomes U+FFFD, the replacement character. In a value that the type of a
+`ForeignDecoder` declares, half a pair is an error, as is NaN unless the value may be null.
 
-Well-formed content takes the same time as with `JSONDecoder`: all this begins with its error.
+Well-formed content takes the same time as with `JSONDecoder`: repairs begin only after its error.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ Columns = dict[str, msgspec.Raw]
 
 _REPLACEMENT = "\ufffd"
 _OTHER_REPLACEMENT = "\ufffc"
-"""If an object decodes to something else with this one, half a pair is in a declared value."""
+"""If an object decodes to another value with this one, a declared value has half a pair."""
 
 _CONSTANT = re.compile(rb"NaN|-?Infinity")
-# Everything up to a constant outside of strings. A string whose closing quote is missing ends with
-# the content.
+# Everything before a constant outside of strings. A string without its closing quote ends with the
+# content.
 _NO_CONSTANT = re.compile(
     rb'(?:[^"NI-]++|"[^"\\]*+(?:\\.?+[^"\\]*+)*+"?+|(?!NaN|-?Infinity)[NI-])*+', re.DOTALL
 )
-# Half a pair as an escape or in its three bytes; before it, an escaped backslash and a whole pair.
-_HALF = re.compile(
+# Half a pair as an escape or in its three bytes. The first two alternatives consume an escaped
+# backslash and a whole pair, so that the others match in neither.
+_HALF_PAIR = re.compile(
     rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(?P<escape>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|(?P<bytes>\xed[\xa0-\xbf][\x80-\xbf])"
 )
@@ -50,7 +51,11 @@ _COLUMNS = JSONDecoder(Columns)
 
 
 class ForeignDecoder(Generic[Value]):
-    """Decodes objects into one type, and accepts any value that the type does not declare."""
+    """Decodes objects into one type; values that the type does not declare may be non-standard.
+
+    Args:
+        value_type: The type of the objects, such as a `msgspec.Struct`.
+    """
 
     @overload
     def __init__(self: ForeignDecoder[Value], value_type: type[Value]) -> None: ...
@@ -65,9 +70,9 @@ class ForeignDecoder(Generic[Value]):
         """Decodes an object.
 
         Raises:
-            msgspec.DecodeError: If it is malformed, or a declared value has half a surrogate pair,
-                or NaN where null is none of its types.
-            msgspec.ValidationError: If it has another type (a subclass of `DecodeError`).
+            msgspec.DecodeError: If the object is malformed, or a declared value has half a
+                surrogate pair, or NaN although it must not be null.
+            msgspec.ValidationError: If the object has another type (a subclass of `DecodeError`).
         """
         try:
             return self._decoder.decode(content)
@@ -82,29 +87,29 @@ class ForeignDecoder(Generic[Value]):
                 raise error from None
 
     def _decode_repaired(self, content: bytes) -> Value:
-        """Decodes an object after its repair.
+        """Repairs an object, and decodes it.
 
         Raises:
-            msgspec.DecodeError: If that does not help.
+            msgspec.DecodeError: If the repaired object cannot be decoded either.
             ExtremeContentError: If a declared value has half a surrogate pair.
         """
         content = _replace_constants(content)
         repaired = _replace_halves(content, _REPLACEMENT)
-        decoded = self._decoder.decode(repaired)
+        value = self._decoder.decode(repaired)
         if repaired != content:
-            other = self._decoder.decode(_replace_halves(content, _OTHER_REPLACEMENT))
-            if decoded != other:
+            other_value = self._decoder.decode(_replace_halves(content, _OTHER_REPLACEMENT))
+            if value != other_value:
                 raise ExtremeContentError(HALF_A_PAIR)
-        return decoded
+        return value
 
 
 def split_columns(content: Content) -> Columns:
-    """Splits an object into its columns, undecoded; each is standard JSON in UTF-8.
+    """Splits an object into its columns, undecoded but repaired: each is standard JSON in UTF-8.
 
-    Bytes that are not UTF-8 are replaced, too.
+    NaN and infinity become null; half a surrogate pair and bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        msgspec.DecodeError: If it is malformed or no object.
+        msgspec.DecodeError: If the content is malformed or no object.
     """
     encoded = _encode_content(content)
     try:
@@ -118,45 +123,49 @@ def split_columns(content: Content) -> Columns:
 
 
 def decode_values(content: Content, used: Collection[str] = ()) -> dict[str, Any]:
-    """Decodes an object; a number beyond the range of floats, such as 1e400, stays `msgspec.Raw`.
+    """Decodes an object, repaired as in `split_columns`.
 
-    The rest is as in `split_columns`.
+    A number with a fraction or exponent beyond the range of floats, such as 1e400, stays
+    `msgspec.Raw`.
 
     Args:
         used: Names of columns that must not have half a surrogate pair.
 
     Raises:
-        msgspec.DecodeError: If it is malformed, no object or nested too deeply, or has an integer
-            beyond the range of floats, or half a surrogate pair in a column that is used.
+        msgspec.DecodeError: If the content is malformed, no object or nested too deeply, or has an
+            integer beyond the range of floats, or half a surrogate pair in a used column.
     """
     try:
         return decode_json(content, dict[str, Any])
     except msgspec.DecodeError:
         encoded = _replace_constants(_encode_content(content))
         values = _decode_values(_replace_halves(encoded, _REPLACEMENT))
-        others = _decode_values(_replace_halves(encoded, _OTHER_REPLACEMENT))
-        if any(values.get(name) != others.get(name) for name in used):
+        other_values = _decode_values(_replace_halves(encoded, _OTHER_REPLACEMENT))
+        if any(values.get(name) != other_values.get(name) for name in used):
             raise ExtremeContentError(HALF_A_PAIR) from None
         return values
 
 
 def _decode_values(content: bytes) -> dict[str, Any]:
-    standard = content.decode(errors="replace").encode()
-    return decode_json(standard, dict[str, Any], float_hook=_decode_float)
+    """Decodes an object without NaN, infinity and half pairs; see `decode_values`."""
+    valid_utf8 = content.decode(errors="replace").encode()
+    return decode_json(valid_utf8, dict[str, Any], float_hook=_decode_float)
 
 
 def _decode_float(digits: str) -> float | msgspec.Raw:
+    """Converts digits to a float; returns them undecoded if the number is beyond its range."""
     number = float(digits)
     return number if math.isfinite(number) else msgspec.Raw(digits.encode())
 
 
 def repair_json(content: bytes) -> bytes:
-    """Replaces all that standard JSON in UTF-8 does not have: see `split_columns`."""
+    """Replaces everything that standard JSON in UTF-8 does not allow, as `split_columns` does."""
     repaired = _replace_halves(_replace_constants(content), _REPLACEMENT)
     return repaired.decode(errors="replace").encode()
 
 
 def _encode_content(content: Content) -> bytes:
+    """Returns JSON as bytes; half of a surrogate pair in a `str` becomes three bytes."""
     return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else bytes(content)
 
 
@@ -165,20 +174,20 @@ def _replace_constants(content: bytes) -> bytes:
     if b"NaN" not in content and b"Infinity" not in content:
         return content
 
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     begin = 0
     while before := _NO_CONSTANT.match(content, begin):
-        parts.append(before[0])
+        chunks.append(before[0])
         constant = _CONSTANT.match(content, before.end())
-        if constant is None:  # the end
+        if constant is None:  # at the end of the content
             break
-        parts.append(b"null")
+        chunks.append(b"null")
         begin = constant.end()
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 def _replace_halves(content: bytes, replacement: str) -> bytes:
-    """Replaces lone surrogates, whether escaped or written as three bytes."""
+    """Replaces each half of a surrogate pair, whether it is an escape or three bytes."""
     if not any(start in content for start in (b"\\ud", b"\\uD", b"\xed")):
         return content
 
@@ -190,4 +199,4 @@ def _replace_halves(content: bytes, replacement: str) -> bytes:
             return as_escape
         return match[0] if match["bytes"] is None else as_bytes
 
-    return _HALF.sub(replace, content)
+    return _HALF_PAIR.sub(replace, content)

@@ -1,6 +1,6 @@
-"""`key(...)`: a schema field with its meaning, accepted values and DeepSpeed counterpart.
+"""Declares the keys of schemas: their meaning, accepted values and DeepSpeed counterpart.
 
-The checks of values, `--help` and the documentation are derived from these declarations.
+The checks of values, `--help` and the documentation are derived from these declarations (`key`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ from bsmeta.core.secrets import format_url
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
+_DECLARATION = "declaration"
+"""The key of a declaration in the metadata of its dataclass field."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """The declaration of a key in the schema: meaning, constraints and documentation.
+class Declaration:
+    """The declaration of a key in a schema: its meaning and its constraints.
 
-    For a list or a mapping, the constraints apply to each entry. Null is accepted wherever the type
+    In a list or a mapping, the constraints apply to each entry. Null is accepted wherever the type
     of the key allows it.
 
     Attributes:
-        meaning: Text for `--help` and the reference documentation; usually taken from the docstring
-            under the field (see `meanings`).
+        meaning: Text for `--help` and the reference documentation; "": the docstring under the
+            field (see `read_meanings`).
         deepspeed: The dotted DeepSpeed JSON key that must agree with this one, if there is one.
         deepspeed_default: DeepSpeed's own default for that key, if the JSON must contain it.
         is_path: Whether the value names files or folders. A leading `~` is expanded, and an address
@@ -71,7 +74,7 @@ class About:
 
     @property
     def values(self) -> str:
-        """The accepted values as documentation text; empty if any value is accepted."""
+        """The accepted values, as text for the documentation; "" if any value is accepted."""
         if self.choices:
             return " | ".join(self.choices)
 
@@ -82,10 +85,9 @@ class About:
         return ", ".join(bounds)
 
     def describe_bound(self, value: Any) -> str | None:
-        """Describes the bound that a number (or NaN) violates; None if it is within bounds."""
+        """Describes the bound that a value violates; None if it is within bounds."""
         low = self.at_least
         high = self.at_most
-
         has_bounds = self.finite or {low, high, self.above, self.below} != {None}
         if has_bounds and not isinstance(value, int | float):
             return "a number"
@@ -106,7 +108,7 @@ class About:
         return None
 
     def suggest_number(self) -> float:
-        """Returns a small number within bounds, to suggest in a message."""
+        """Returns a number within bounds, near the lower one, to suggest in a message."""
         if self.above is not None:
             high = self.at_most if self.at_most is not None else self.below
             return self.above + 1 if high is None else (self.above + high) / 2
@@ -117,12 +119,12 @@ class About:
 
 
 class Leaf(NamedTuple):
-    """A key of a configuration.
+    """A key of a configuration whose value is no section.
 
     Attributes:
-        name: Its dotted name; entries of a list are numbered, as in `runs.0.seed`.
+        name: The dotted name; entries of a list are numbered, as in `runs.0.seed`.
         owner: The section (a dataclass instance) that has the key.
-        field: The key's field in that dataclass.
+        field: The field of the key in that dataclass.
     """
 
     name: str
@@ -131,22 +133,26 @@ class Leaf(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A value to check, and its path below the key: `.url` in a mapping, otherwise `""`."""
+    """A value to check, which may be a part of the value of a key.
+
+    Attributes:
+        path: The path of the value below the key: `.url` in a mapping, otherwise `""`.
+    """
 
     value: Any
     path: str
 
 
-def key(default: Any, meaning: str = "", **about: Any) -> Any:
-    """Declares a dataclass field of the schema; the docstring under it states its meaning.
+def key(default: Any, meaning: str = "", **attributes: Any) -> Any:
+    """Declares a field of a schema; the docstring under the field states its meaning.
 
     Args:
         default: The default value (lists and dicts are copied for each instance), or the dataclass
             of a section.
         meaning: Replaces the docstring where the text must be computed.
-        about: The other attributes of `About`.
+        attributes: The other attributes of the `Declaration`.
     """
-    metadata = {"about": About(meaning=meaning, **about)}
+    metadata = {_DECLARATION: Declaration(meaning=meaning, **attributes)}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     if isinstance(default, type):
@@ -154,15 +160,15 @@ def key(default: Any, meaning: str = "", **about: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def inherited(section: type, name: str, default: Any) -> Any:
+def inherit_key(base: type, name: str, default: Any) -> Any:
     """Declares a field of a base class again, with another default."""
-    base_field = next(candidate for candidate in fields(section) if candidate.name == name)
+    base_field = next(candidate for candidate in fields(base) if candidate.name == name)
     return field(default=default, metadata=base_field.metadata)
 
 
-def about(schema_field: Field[Any]) -> About:
-    """Returns the declaration of a field that `key` created."""
-    declaration: About = schema_field.metadata["about"]
+def get_declaration(schema_field: Field[Any]) -> Declaration:
+    """Returns the declaration of a field that `key` has created."""
+    declaration: Declaration = schema_field.metadata[_DECLARATION]
     return declaration
 
 
@@ -175,9 +181,10 @@ def read_type_hints(schema: Any) -> dict[str, Any]:
 
 @cache
 def read_meanings(schema: Any) -> dict[str, str]:
-    """Returns the docstring under each field of a schema and its bases, by key."""
+    """Returns the docstring under each field of a schema and its bases, by field."""
     docstrings: dict[str, str] = {}
-    for section in schema.__mro__[-2::-1]:  # from the most basic class on, without `object`
+    bases_first = reversed(schema.__mro__[:-1])  # without `object`
+    for section in bases_first:
         docstrings |= _read_docstrings(section.__module__).get(section.__name__, {})
     return docstrings
 
@@ -187,19 +194,23 @@ def _read_docstrings(module: str) -> dict[str, dict[str, str]]:
     """Reads the docstrings under the fields of a module's classes, by class and field."""
     docstrings: dict[str, dict[str, str]] = {}
     for statement in ast.parse(inspect.getsource(sys.modules[module])).body:
-        if not isinstance(statement, ast.ClassDef):
-            continue
+        if isinstance(statement, ast.ClassDef):
+            docstrings[statement.name] = _extract_docstrings(statement)
+    return docstrings
 
-        docstrings[statement.name] = {
-            ast.unparse(declaration.target): " ".join(ast.literal_eval(text.value).split())
-            for declaration, text in itertools.pairwise(statement.body)
-            if isinstance(declaration, ast.AnnAssign) and isinstance(text, ast.Expr)
-        }
+
+def _extract_docstrings(class_definition: ast.ClassDef) -> dict[str, str]:
+    """Returns the docstrings under the fields of a class as one line each, by field."""
+    docstrings: dict[str, str] = {}
+    for declaration, text in itertools.pairwise(class_definition.body):
+        if isinstance(declaration, ast.AnnAssign) and isinstance(text, ast.Expr):
+            docstring = ast.literal_eval(text.value)
+            docstrings[ast.unparse(declaration.target)] = " ".join(docstring.split())
     return docstrings
 
 
 def iterate_leaves(section: Any, prefix: str = "") -> Iterator[Leaf]:
-    """Yields the keys of a section, and of the sections in it, its lists and its mappings.
+    """Yields the keys of a section, and of all sections in it, its lists and its mappings.
 
     Args:
         section: A dataclass of `key(...)` fields.
@@ -216,7 +227,7 @@ def iterate_leaves(section: Any, prefix: str = "") -> Iterator[Leaf]:
 
 
 def _find_subsections(name: str, value: Any) -> dict[str, Any]:
-    """Returns the sections that a value is or contains, by dotted name."""
+    """Returns the sections in the value of a key, or the value if it is one, by dotted name."""
     if is_dataclass(value):
         return {name: value}
 
@@ -230,7 +241,7 @@ def _find_subsections(name: str, value: Any) -> dict[str, Any]:
 
 
 def list_key_names(schema: type) -> list[str]:
-    """Returns every dotted name of a schema, sections included, sorted."""
+    """Returns the dotted names of all keys and sections of a schema, sorted."""
     names: set[str] = set()
     for leaf in iterate_leaves(schema()):
         parts = leaf.name.split(".")
@@ -241,27 +252,28 @@ def list_key_names(schema: type) -> list[str]:
 def find_address_problems(section: Any) -> Iterator[Problem]:
     """Yields a problem for each address under a key that takes only paths on this machine."""
     for name, owner, schema_field in iterate_leaves(section):
-        declaration = about(schema_field)
+        declaration = get_declaration(schema_field)
         if not declaration.is_path or declaration.takes_addresses:
             continue
 
         for value, _ in _iterate_entries(getattr(owner, schema_field.name)):
-            scheme = _ADDRESS.match(value) if isinstance(value, str) else None
-            if scheme is None:
+            address = _ADDRESS.match(value) if isinstance(value, str) else None
+            if address is None:
                 continue
 
             fix = "name a file or folder of this machine; a bucket can be mounted as a folder"
-            if scheme[0].lower() == "file://":
-                fix = f"{name}={value[len(scheme[0]) :]}"
+            scheme = address[0]
+            if scheme.lower() == "file://":
+                fix = f"{name}={value.removeprefix(scheme)}"
             expected = f"a path on this machine: {name} takes no address"
             yield Problem(name, HYDRA, format_value(format_url(value)), expected, fix)
 
 
 def find_bound_problems(section: Any, prefix: str = "") -> list[Problem]:
-    """Lists the values of a section, and of all sections in it, that their keys do not allow.
+    """Returns a problem for each invalid value in a section, and in all sections of it.
 
     Texts that are not in UTF-8 come first, then invalid choices, then numbers out of bounds, each
-    in schema order.
+    in the order of the schema.
 
     Args:
         section: A dataclass of `key(...)` fields.
@@ -271,10 +283,10 @@ def find_bound_problems(section: Any, prefix: str = "") -> list[Problem]:
     invalid_choices: list[Problem] = []
     numbers_out_of_bounds: list[Problem] = []
     for leaf in iterate_leaves(section, prefix):
-        declaration = about(leaf.field)
+        declaration = get_declaration(leaf.field)
         value = getattr(leaf.owner, leaf.field.name)
 
-        if has_surrogates(value):  # from an environment variable, for example
+        if has_surrogates(value):  # for example, from an environment variable
             undecodable_texts.append(describe_undecodable(leaf.name, value))
             continue
 
@@ -284,17 +296,21 @@ def find_bound_problems(section: Any, prefix: str = "") -> list[Problem]:
                     invalid_choices.append(
                         _describe_invalid_choice(leaf.name, value, entry.value, declaration.choices)
                     )
-            elif expected := declaration.describe_bound(entry.value):
+                continue
+
+            expected = declaration.describe_bound(entry.value)
+            if expected is not None:
                 numbers_out_of_bounds.append(_describe_out_of_bounds(leaf, entry, expected))
     return [*undecodable_texts, *invalid_choices, *numbers_out_of_bounds]
 
 
 def describe_undecodable(key: str, value: object, where: str = HYDRA) -> Problem:
-    """Returns the problem of a text that is not in UTF-8, as names in old file systems may be.
+    """Returns the problem of a text that is not in UTF-8, such as the name of an old file.
 
     Args:
+        key: The key or other place that has the value.
         value: The text, or a list or mapping that contains it.
-        where: The source of the value.
+        where: The file or other place that sets the key.
     """
     found = f"{value}, which is not in UTF-8"
     fix = "correct the text, or rename the file or folder (convmv renames whole trees)"
@@ -302,7 +318,10 @@ def describe_undecodable(key: str, value: object, where: str = HYDRA) -> Problem
 
 
 def list_bound_lines(section: Any, prefix: str = "") -> list[str]:
-    """Returns a line for each key that is out of bounds, for programs that do not train."""
+    """Formats the problems of `find_bound_problems` as lines, for programs that do not train.
+
+    The arguments are the same.
+    """
     return [
         f"{problem.key}={problem.found}: expected {problem.expected}"
         for problem in find_bound_problems(section, prefix)
@@ -310,7 +329,11 @@ def list_bound_lines(section: Any, prefix: str = "") -> list[str]:
 
 
 def refuse_out_of_bounds(section: Any, prefix: str = "") -> None:
-    """Raises an error if a value is out of bounds."""
+    """Refuses a section with invalid values. The arguments are those of `find_bound_problems`.
+
+    Raises:
+        ConfigurationError: With a line for each invalid value.
+    """
     lines = list_bound_lines(section, prefix)
     if lines:
         raise ConfigurationError("\n".join(lines))
@@ -319,8 +342,8 @@ def refuse_out_of_bounds(section: Any, prefix: str = "") -> None:
 def _iterate_entries(value: Any) -> Iterator[_Entry]:
     """Yields the values to check in the value of a key; none if it is null."""
     if isinstance(value, dict):
-        for name, nested in value.items():
-            for entry in _iterate_entries(nested):
+        for name, nested_value in value.items():
+            for entry in _iterate_entries(nested_value):
                 yield _Entry(entry.value, f".{name}{entry.path}")
     elif isinstance(value, list):
         for item in value:
@@ -330,9 +353,12 @@ def _iterate_entries(value: Any) -> Iterator[_Entry]:
 
 
 def _describe_out_of_bounds(leaf: Leaf, entry: _Entry, expected: str) -> Problem:
-    """Returns the problem of a number; the fix is the default, or any valid entry of a mapping."""
+    """Returns the problem of a number out of bounds.
+
+    It suggests the default of the key or, for an entry of a mapping, any valid number.
+    """
     if entry.path:
-        suggestion = about(leaf.field).suggest_number()
+        suggestion = get_declaration(leaf.field).suggest_number()
     else:
         suggestion = getattr(type(leaf.owner)(), leaf.field.name)
 
@@ -344,7 +370,13 @@ def _describe_out_of_bounds(leaf: Leaf, entry: _Entry, expected: str) -> Problem
 def _describe_invalid_choice(
     name: str, value: Any, invalid: Any, choices: Sequence[str]
 ) -> Problem:
-    """Returns the problem of an invalid choice, which is the value of a key or an entry of it."""
+    """Returns the problem of an invalid choice.
+
+    Args:
+        name: The key.
+        value: The value of the key.
+        invalid: The invalid choice: the value, or an entry of it.
+    """
     if isinstance(value, list):
         expected = f"some of {', '.join(choices)}{suggest_nearest(invalid, choices)}"
         corrected = [item if item in choices else find_closest(item, choices) for item in value]

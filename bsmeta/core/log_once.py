@@ -8,5 +8,5 @@ from functools import cache
 
 @cache
 def log_once(logger: logging.Logger, level: int, message: str) -> None:
-    """Logs a message, unless this process has logged it before."""
+    """Logs a message, unless this process has logged it before at this level."""
     logger.log(level, message)

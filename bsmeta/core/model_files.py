@@ -1,19 +1,20 @@
 """Loads models, tokenizers and model configs with transformers, without running any of their code.
 
-The files of a model may ask for code: `auto_map` names Python files beside them or in another
+The files of a model may request code: `auto_map` names Python files beside them or in another
 repository, `attn_implementation` may name compiled kernels on the Hub, and `megatron_core` of an
-adapter may name any Python module. With `trust_remote_code=True`, transformers runs such Python
-files; without a value, it asks on standard input, where any data piped into the program would
-answer. This module refuses such entries by name before it loads anything. The files may change
-between the check and the load, so every call also passes `trust_remote_code=False`, and the
-question itself raises an error: transformers 5.23 does not pass the value on when it loads a
-`tokenizer_class` that is no tokenizer (`AutoModelForCausalLM`).
+adapter may name any Python module. With `trust_remote_code=True`, transformers runs these Python
+files; without a value, it asks on standard input, where data piped into the program would answer.
+
+This module refuses such entries before it loads anything. The files may change between the check
+and the load, so every call also passes `trust_remote_code=False`, and the question itself raises an
+error: transformers 5.23 does not pass the value on when it loads a `tokenizer_class` that is no
+tokenizer (`AutoModelForCausalLM`).
 
 The files also name other files: the index of a sharded model lists the shards, and an adapter names
 its base model. Such a name must not lead out of the folder (`bsmeta.core.files.join_inside`); the
-base may also be a name on the Hub.
+base model may also be a name on the Hub.
 
-The whole package calls `from_pretrained` and `from_config` through this module.
+All other modules call `from_pretrained` and `from_config` through this one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 MAX_TEXT_BYTES = 512 * 2**20
-"""Largest size in bytes of a JSON or text file to read; published tokenizers have up to 40 MB."""
+"""Maximum size in bytes of a JSON or text file; published tokenizers have up to 40 MB."""
 
 _TEXT_SUFFIXES = (".json", ".txt", ".jinja", ".model")
 _CONFIG_FILE = "config.json"
@@ -59,10 +60,9 @@ class _CheckedFiles:
 
     Attributes:
         texts: All JSON and text files, whose size is limited.
-        entries: The JSON files among them whose entries may require custom code or name other
-            files.
-        copy_advice: Ending of a suggested fix for a model on the Hub: edit a local copy; "" for a
-            folder.
+        entries: The JSON files among them whose entries may request code or name other files.
+        copy_advice: The end of a suggested fix for a model on the Hub, which says to edit a local
+            copy; "" for a local model.
     """
 
     texts: list[Path]
@@ -71,14 +71,14 @@ class _CheckedFiles:
 
 
 def read_model_config(source: str | Path, **changes: Any) -> PretrainedConfig:
-    """Reads the shape of a model: its transformers config.
+    """Reads the transformers config of a model.
 
     Args:
         source: A folder, a JSON file, or a name on the Hub.
         changes: Config values to override.
 
     Raises:
-        UserError: If it asks for code, or is damaged.
+        UserError: If the config requests code or is damaged.
         OSError, ValueError: If transformers cannot load it.
     """
     from transformers import AutoConfig
@@ -92,10 +92,13 @@ def read_model_config(source: str | Path, **changes: Any) -> PretrainedConfig:
 
 
 def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """Reads the tokenizer of a folder or of a name on the Hub.
+    """Reads a tokenizer.
+
+    Args:
+        source: A folder, or a name on the Hub.
 
     Raises:
-        UserError: If it asks for code, or is damaged.
+        UserError: If the tokenizer requests code or is damaged.
         OSError, ValueError: If transformers cannot load it.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -106,7 +109,7 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, MemoryError):
         raise
     except BaseException as error:
-        # A damaged file may raise any type, also a panic of Rust, which is no `Exception`.
+        # A damaged file may raise any error, even a panic of Rust, which is no `Exception`.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise _explain_damage(source, error) from error
@@ -128,7 +131,7 @@ def read_model(model_class: Any, source: str | Path, **options: Any) -> PreTrain
         options: Further arguments of `from_pretrained`.
 
     Raises:
-        UserError: If it asks for code, or is damaged.
+        UserError: If the model requests code or is damaged.
         OSError, ValueError, KeyError, RuntimeError, SafetensorError: If transformers cannot load
             it.
     """
@@ -143,7 +146,7 @@ def read_model(model_class: Any, source: str | Path, **options: Any) -> PreTrain
 def read_model_and_report(
     model_class: Any, source: str | Path, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Reads a model like `read_model`; also returns the loading report, such as missing weights."""
+    """Reads a model as `read_model` does; also returns transformers' report of missing weights."""
     refuse_unsafe_model(source)
     with _name_damaged_files(source):
         model, report = model_class.from_pretrained(
@@ -162,7 +165,7 @@ def create_model(
         options: Further arguments of `from_config`.
 
     Raises:
-        UserError: If the config requires custom code, or has values that transformers cannot use.
+        UserError: If the config requests code, or has values that transformers cannot use.
         OSError, ValueError, KeyError, RuntimeError: If transformers cannot create it.
     """
     source = model_config.name_or_path or "the shape of the model"
@@ -177,29 +180,29 @@ def create_model(
 
 
 def refuse_unsafe_model(source: str | Path) -> None:
-    """Refuses a model whose files ask for code, name files elsewhere, or are too large.
+    """Refuses a model whose files request code, name files elsewhere, or are too large.
 
-    Afterwards any library may load the model.
+    Any library may load the model afterwards.
 
     Args:
         source: A folder, a JSON file, or a name on the Hub. Missing and malformed files are not
-            reported here: loading reports them.
+            refused here, because loading them raises an error.
 
     Raises:
-        ConfigurationError: Naming the file and the entry.
+        ConfigurationError: If an entry requests code, or a file is too large.
         UnsafeNameError: If an index names a shard outside the folder.
     """
     _disable_trust_question()
-    base = _check_files(source)
-    if base is not None:
-        _check_files(base)  # transformers loads it together with the weights of the adapter
+    base_model = _check_files(source)
+    if base_model is not None:
+        _check_files(base_model)  # transformers loads it together with the weights of the adapter
 
 
 def _check_files(source: str | Path) -> str | None:
-    """Checks the files of a model; returns the base model if the files are only an adapter."""
+    """Checks the files of a model; returns the base model if they are an adapter, else None."""
     files = _list_checked_files(source)
     has_model = (Path(source) / _CONFIG_FILE).is_file()
-    base = None
+    base_model = None
 
     _refuse_large_files(files.texts)
     for file in files.entries:
@@ -216,12 +219,12 @@ def _check_files(source: str | Path) -> str | None:
         if isinstance(content, dict) and file.name.endswith(_INDEX_SUFFIX):
             _check_shards(file, content)
         elif isinstance(content, dict) and file.name == _ADAPTER_CONFIG_FILE and not has_model:
-            base = _read_base_model(file, content)
-    return base
+            base_model = _read_base_model(file, content)
+    return base_model
 
 
 def _list_checked_files(source: str | Path) -> _CheckedFiles:
-    """Lists the files of a model to check: of a folder, a single file, or of a Hub repository."""
+    """Lists the files to check of a model in a folder, in a single file, or on the Hub."""
     path = Path(source)
     if path.is_dir():
         texts = [file for file in sorted(path.iterdir()) if file.suffix in _TEXT_SUFFIXES]
@@ -255,25 +258,29 @@ def _check_shards(index: Path, content: dict[str, Any]) -> None:
 def _read_base_model(adapter: Path, content: dict[str, Any]) -> str | None:
     """Returns the base model of an adapter: a name on the Hub, or below the working folder.
 
+    Returns:
+        None if the adapter names none.
+
     Raises:
         ConfigurationError: If it is any other path. That would be a path on the machine that
             trained the adapter, or a model on this machine that the adapter has no right to name.
     """
-    base = content.get("base_model_name_or_path")
-    if not isinstance(base, str):
+    base_model = content.get("base_model_name_or_path")
+    if not isinstance(base_model, str):
         return None
     try:
-        join_inside(adapter.parent, base, str(adapter), follow_links=True)
+        join_inside(adapter.parent, base_model, str(adapter), follow_links=True)
     except UnsafeNameError as error:
         raise ConfigurationError(
-            f"{adapter}: base_model_name_or_path={base!r} cannot be used: {error.reason}; expected "
-            "a name on the Hub. Merge the adapter into its base model (merge_and_unload of peft), "
-            "and name the merged model"
+            f"{adapter}: base_model_name_or_path={base_model!r} cannot be used: {error.reason}; "
+            "expected a name on the Hub. Merge the adapter into its base model (merge_and_unload "
+            "of peft), and name the merged model"
         ) from error
-    return base
+    return base_model
 
 
 def _refuse_large_files(files: Iterable[Path]) -> None:
+    """Refuses files of more than `MAX_TEXT_BYTES`."""
     for file in files:
         if file.is_file() and file.stat().st_size > MAX_TEXT_BYTES:
             raise ConfigurationError(
@@ -283,13 +290,20 @@ def _refuse_large_files(files: Iterable[Path]) -> None:
 
 
 def _download_checked_files(name: str) -> list[Path]:
-    """Downloads the files of a repository that may ask for code; none if it is not accessible."""
+    """Downloads the files of a Hub repository that may request code.
+
+    Args:
+        name: The name of the repository.
+
+    Returns:
+        The files in the cache; an empty list if the repository is not accessible.
+    """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     files: list[Path] = []
     for file in _FILES_CHECKED_ON_HUB:
-        # The cache names the folder of a file for its commit: read all files of the first one's.
+        # All files come from the commit of the first one, for which the cache names its folder.
         commit = files[0].parent.name if files else None
         try:
             files.append(Path(hf_hub_download(name, file, revision=commit)))
@@ -303,10 +317,11 @@ def _download_checked_files(name: str) -> list[Path]:
 
 
 def _refuse_entries(source: str, content: Any, copy_advice: str) -> None:
-    """Refuses the entries of a file that ask for code, at any depth.
+    """Refuses the entries of a file that request code, at any depth.
 
     Args:
         source: The file, for messages.
+        content: The parsed JSON of the file.
         copy_advice: See `_CheckedFiles`.
     """
     for name, value in _iterate_entries(content):
@@ -320,22 +335,20 @@ def _refuse_entries(source: str, content: Any, copy_advice: str) -> None:
         if name.endswith("attn_implementation") and "/" in str(value):
             raise ConfigurationError(
                 f"{source}: {name} asks for a kernel of the Hub, compiled code: "
-                f"{_format_shortened(value)}. "
-                f"bsmeta never loads such code; delete {name}{copy_advice}"
+                f"{_format_shortened(value)}. bsmeta never loads such code; delete "
+                f"{name}{copy_advice}"
             )
-        if name == "megatron_core" and value not in (
-            None,
-            _MEGATRON_MODULE,
-        ):  # of peft's LoraConfig
+        # Of peft's LoraConfig.
+        if name == "megatron_core" and value not in (None, _MEGATRON_MODULE):
             raise ConfigurationError(
                 f"{source}: megatron_core asks to import the Python module "
-                f"{_format_shortened(value)}; "
-                f"expected {_MEGATRON_MODULE}, or nothing: delete megatron_core{copy_advice}"
+                f"{_format_shortened(value)}; expected {_MEGATRON_MODULE}, or nothing: delete "
+                f"megatron_core{copy_advice}"
             )
 
 
 def _iterate_entries(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the names and values of nested mappings and lists."""
+    """Yields the names and values of all mappings in nested mappings and lists."""
     unvisited = [content]
     while unvisited:
         value = unvisited.pop()
@@ -356,12 +369,13 @@ def _disable_trust_question() -> None:
     """Makes transformers raise an error instead of asking whether to trust code."""
     from transformers import dynamic_module_utils
 
+    # Without time to answer, the question is not asked.
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
 @contextmanager
 def _name_damaged_files(source: str | Path) -> Iterator[None]:
-    """Replaces the unusual errors of damaged files by a `DataError` that names their source."""
+    """Replaces errors that only damaged files cause by a `DataError` that names their source."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, MemoryError):
@@ -371,4 +385,5 @@ def _name_damaged_files(source: str | Path) -> Iterator[None]:
 
 
 def _explain_damage(source: str | Path, error: BaseException) -> DataError:
+    """Explains an error that a damaged file has caused."""
     return DataError(f"{source}: one of its files is damaged ({type(error).__name__}: {error})")

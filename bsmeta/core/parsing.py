@@ -1,11 +1,11 @@
-"""Parses JSON and YAML from outside: every file, line and response passes through here.
+"""Parses all JSON and YAML from outside the program: files, lines and responses.
 
 Some well-formed content breaks programs. Nesting a thousand levels deep makes the parsers raise a
 RecursionError, which is no ValueError, and content nearly as deep fails later, when it is walked or
 written. An integer of 400 digits fails when it becomes a float. Half of a surrogate pair, written
 as an escape, fails when the text is encoded. For a text that is not in UTF-8, msgspec raises a
-UnicodeDecodeError, which is none of its own errors. This module refuses all of it like malformed
-content. It also refuses YAML whose aliases expand to more nodes than any document could hold.
+UnicodeDecodeError, which is none of its own errors. This module refuses all of this as malformed.
+It also refuses YAML whose aliases expand to more nodes than any document could hold.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Content = bytes | memoryview | msgspec.Raw | str
 FloatHook = Callable[[str], Any]
 
 MAX_NESTING = 200
-"""Deepest nesting of lists and objects that is accepted."""
+"""Maximum number of nested levels of lists and objects."""
 
 MAX_ALIASED_NODES = 1_000_000
-"""Most nodes that all aliases of a YAML document together may expand to."""
+"""Maximum number of nodes that all aliases of a YAML document together may expand to."""
 
 _MAX_INTEGER = int(sys.float_info.max)
-_MAX_INTEGER_DIGITS = len(str(_MAX_INTEGER))  # no shorter integer is too large
+_MAX_INTEGER_DIGITS = len(str(_MAX_INTEGER))  # an integer with fewer digits is never too large
 _DIGIT = re.compile("[0-9]")
 _LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_MAX_INTEGER_DIGITS}}}")
 
 _TOO_DEEP = f"nested too deeply (at most {MAX_NESTING} levels are read)"
 _TOO_LARGE = "an integer that is larger than any float"
 HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
-_PLAIN_TYPES = {str, int, float, bool, type(None)}  # of values without parts, nearly all of them
+_PLAIN_TYPES = {str, int, float, bool, type(None)}  # the types of nearly all values without parts
 _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 
@@ -87,7 +87,7 @@ def decode_json(
 def decode_json(
     content: Content, value_type: Any = Any, *, float_hook: FloatHook | None = None
 ) -> Any:
-    """Decodes JSON into a type with msgspec, which accepts no NaN and no infinity.
+    """Decodes JSON into a type with msgspec, which refuses NaN and infinity.
 
     Args:
         value_type: The expected type.
@@ -95,8 +95,10 @@ def decode_json(
             type is `Any`.
 
     Raises:
-        msgspec.DecodeError: If it is malformed.
-        msgspec.ValidationError: If it has another type (a subclass of `DecodeError`).
+        ExtremeContentError: If the content is nested too deeply, or has an integer beyond the range
+            of floats (a subclass of `DecodeError`).
+        msgspec.DecodeError: If the content is malformed.
+        msgspec.ValidationError: If the content has another type (a subclass of `DecodeError`).
     """
     value = JSONDecoder(value_type, float_hook=float_hook).decode(content)
     _refuse_extremes(content if isinstance(content, str) else bytes(content), value)
@@ -104,10 +106,14 @@ def decode_json(
 
 
 class JSONDecoder(Generic[Value]):
-    """Decodes many lines of JSON into one type, which declares its content on all levels.
+    """Decodes many lines of JSON into one type, which declares their content on all levels.
 
-    Values that are kept as `msgspec.Raw`, or that the type does not declare, may be nested deeper
-    than `MAX_NESTING`.
+    Values that stay `msgspec.Raw`, or that the type does not declare, may be nested deeper than
+    `MAX_NESTING`.
+
+    Args:
+        value_type: See `decode_json`.
+        float_hook: See `decode_json`.
     """
 
     @overload
@@ -124,7 +130,7 @@ class JSONDecoder(Generic[Value]):
         self._decode = msgspec.json.Decoder(value_type, float_hook=float_hook).decode
 
     def decode(self, content: Content) -> Value:
-        """Decodes JSON.
+        """Decodes JSON; large integers are not refused.
 
         Raises:
             msgspec.DecodeError: See `decode_json`.
@@ -144,7 +150,10 @@ def _refuse_extremes(text: str | bytes, value: Any) -> None:
     """Refuses values that are nested too deeply, and integers beyond the range of floats.
 
     Args:
-        text: The JSON text of the value. A quick look at it spares nearly all values the walk.
+        text: The JSON text of the value. It shows quickly that nearly all values need no walk.
+
+    Raises:
+        ExtremeContentError: Naming the fault.
     """
     if not (_may_be_deep(text) or _may_have_large_integer(text)):
         return
@@ -154,32 +163,34 @@ def _refuse_extremes(text: str | bytes, value: Any) -> None:
         if any(type(node) is int and abs(node) > _MAX_INTEGER for node in level):
             raise ExtremeContentError(_TOO_LARGE)
 
-        parts = [_list_parts(node) for node in level if type(node) not in _PLAIN_TYPES]
-        if all(values is None for values in parts):
+        containers = [node for node in level if _has_parts(node)]
+        if not containers:
             return
-        level = [value for values in parts for value in values or ()]
+        level = [part for container in containers for part in _list_parts(container)]
     raise ExtremeContentError(_TOO_DEEP)
 
 
-def _list_parts(value: Any) -> list[Any] | None:
-    """Returns the values in a container, or in an object that JSON was decoded into.
+def _has_parts(value: Any) -> bool:
+    """Whether a value is a container, or an object that JSON was decoded into."""
+    if type(value) in _PLAIN_TYPES:
+        return False
+    is_container = isinstance(value, dict | list | tuple | set | frozenset | msgspec.Struct)
+    return is_container or dataclasses.is_dataclass(value)
 
-    Returns:
-        None for any other value.
-    """
+
+def _list_parts(value: Any) -> list[Any]:
+    """Returns the values in a container, or in an object that JSON was decoded into."""
     if isinstance(value, dict):
         return list(value.values())
     if isinstance(value, list | tuple | set | frozenset):
         return list(value)
     if isinstance(value, msgspec.Struct):
         return [getattr(value, name) for name in value.__struct_fields__]
-    if dataclasses.is_dataclass(value):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return None
+    return [getattr(value, field.name) for field in dataclasses.fields(value)]
 
 
 def _may_be_deep(text: str | bytes) -> bool:
-    """Whether a JSON text has enough brackets for too deep a nesting, in strings or outside."""
+    """Whether a JSON text has enough opening brackets to be nested too deeply."""
     if isinstance(text, bytes):
         return text.count(b"[") + text.count(b"{") > MAX_NESTING
     return text.count("[") + text.count("{") > MAX_NESTING
@@ -192,9 +203,9 @@ def _may_have_surrogates(text: str | bytes) -> bool:
 
 
 def has_surrogates(value: Any) -> bool:
-    """Whether any text in a value contains half of a surrogate pair, and so cannot be encoded.
+    """Whether a text in a value has half of a surrogate pair, so that it cannot be encoded.
 
-    Python decodes each byte of a file name that is not in UTF-8 as such a half.
+    Python decodes each invalid byte of a file name that is not in UTF-8 as such a half.
 
     Args:
         value: A value of lists and dicts, at most `MAX_NESTING` levels deep.
@@ -202,15 +213,16 @@ def has_surrogates(value: Any) -> bool:
     if isinstance(value, str):
         return any("\ud800" <= character <= "\udfff" for character in value)
     if isinstance(value, dict):
-        return any(map(has_surrogates, value)) or any(map(has_surrogates, value.values()))
-    return isinstance(value, list | tuple) and any(map(has_surrogates, value))
+        return has_surrogates([*value, *value.values()])
+    if isinstance(value, list | tuple):
+        return any(has_surrogates(part) for part in value)
+    return False
 
 
 def _may_have_large_integer(text: str | bytes) -> bool:
-    """Whether a JSON text has a number with at least the digits of the largest float."""
-    sample = text[
-        _MAX_INTEGER_DIGITS - 1 :: _MAX_INTEGER_DIGITS
-    ]  # contains a digit of every number that is long enough
+    """Whether a JSON text has a number with at least as many digits as the largest float."""
+    # One character of so many: the sample contains a digit of every number that is long enough.
+    sample = text[_MAX_INTEGER_DIGITS - 1 :: _MAX_INTEGER_DIGITS]
     if isinstance(sample, bytes):
         sample = sample.decode("latin-1")
     if _DIGIT.search(sample) is None:
@@ -221,7 +233,7 @@ def _may_have_large_integer(text: str | bytes) -> bool:
 
 
 def parse_yaml(text: str | bytes, loader_class: type[yaml.SafeLoader] | None = None) -> Any:
-    """Parses a YAML document; tags that construct Python objects are refused.
+    """Parses a YAML document, and refuses tags that construct Python objects.
 
     Args:
         loader_class: A stricter loader than `YAMLLoader`.
@@ -235,7 +247,7 @@ def parse_yaml(text: str | bytes, loader_class: type[yaml.SafeLoader] | None = N
 def parse_yaml_file(
     text: str, file: Path, loader_class: type[yaml.SafeLoader] | None = None
 ) -> Any:
-    """Parses the text of a YAML file; errors name the file, and quote none of its lines.
+    """Parses the text of a YAML file; errors name the file, and do not quote its lines.
 
     Args:
         loader_class: A stricter loader than `YAMLLoader`.
@@ -252,7 +264,7 @@ def parse_yaml_file(
 
 
 class _FileText(io.StringIO):
-    """The text of a file, with the file name for PyYAML's errors."""
+    """The text of a file, with the `name` that PyYAML reads for its errors."""
 
     def __init__(self, text: str, file: Path) -> None:
         super().__init__(text)
@@ -260,6 +272,7 @@ class _FileText(io.StringIO):
 
 
 def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoader]) -> Any:
+    """Parses a YAML document; see `parse_yaml`."""
     try:
         content = text.getvalue() if isinstance(text, _FileText) else text
         loader = loader_class(text)
@@ -276,16 +289,16 @@ def _parse_yaml(text: str | bytes | _FileText, loader_class: type[yaml.SafeLoade
     except RecursionError as error:
         raise yaml.YAMLError(_TOO_DEEP) from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        # PyYAML does not check everything: `!!int`, or the date 2001-99-99.
+        # PyYAML does not check every value, such as `!!int x` or the date 2001-99-99.
         raise yaml.YAMLError(str(error)) from error
 
 
 def decode_yaml(content: str | bytes, value_type: type[Value]) -> Value:
-    """Parses a YAML document into a type.
+    """Parses a YAML document, and converts it to a type.
 
     Raises:
-        msgspec.DecodeError: If it is malformed.
-        msgspec.ValidationError: If it has another type (a subclass of `DecodeError`).
+        msgspec.DecodeError: If the document is malformed.
+        msgspec.ValidationError: If the document has another type (a subclass of `DecodeError`).
     """
     try:
         value = parse_yaml(content)
@@ -295,7 +308,7 @@ def decode_yaml(content: str | bytes, value_type: type[Value]) -> Value:
 
 
 class YAMLLoader(yaml.SafeLoader):
-    """A safe loader that refuses documents which expand too far.
+    """A safe loader that limits nesting, the size of integers, and the expansion of aliases.
 
     Each alias becomes a copy of its node when the document is merged or printed, so a few lines can
     stand for billions of nodes.
@@ -305,10 +318,11 @@ class YAMLLoader(yaml.SafeLoader):
         super().__init__(text)
         self._written_nodes = 0
         self._aliased_nodes = 0
-        self._expanded_sizes: dict[int, int] = {}  # id of a node -> its nodes, aliases expanded
+        # The id of a node -> the number of nodes in it, with its aliases expanded.
+        self._expanded_sizes: dict[int, int] = {}
 
     def fetch_flow_collection_start(self, token: Any) -> None:
-        # PyYAML looks at each open level for each token: deep nesting takes quadratic time.
+        # PyYAML checks each open level for each token, so deep nesting takes quadratic time.
         if self.flow_level >= MAX_NESTING:
             raise yaml.YAMLError(_TOO_DEEP)
         super().fetch_flow_collection_start(token)

@@ -1,6 +1,6 @@
-"""Gives files written by libraries the usual permissions of new files in their folder.
+"""Gives files that libraries have written the usual permissions of new files in their folder.
 
-Safetensors, for example, writes to a temporary file that only its owner may read, and renames it.
+Safetensors, for example, renames a temporary file that only its owner may read.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 
 def follow_umask(folder: Path) -> None:
-    """Gives the files below a folder the permissions of new files under the umask.
+    """Gives all files below a folder the permissions of new files there; subfolders keep theirs.
 
-    On a file system without permissions, nothing changes.
+    Nothing changes on a file system without permissions.
 
     Args:
-        folder: A folder written by this process; its subfolders have the permissions already.
+        folder: A folder that this process has written.
     """
-    mode = _read_mode_of_new_files(folder)
+    mode = _read_new_file_mode(folder)
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file():
             continue
@@ -29,11 +29,11 @@ def follow_umask(folder: Path) -> None:
                 path.chmod(mode)
 
 
-def _read_mode_of_new_files(folder: Path) -> int:
+def _read_new_file_mode(folder: Path) -> int:
     """Returns the permissions of a new file, by creating one in the folder.
 
-    A process can only read its umask by changing it for all threads, and a folder with an access
-    control list has other permissions for new files.
+    The umask does not suffice: a folder may have an access control list, and a process can read
+    its umask only by changing it, for all threads.
     """
     file = folder / f".{uuid.uuid4().hex}"
     file.touch()

@@ -1,9 +1,9 @@
 """Ends the processes of a launch: reports their errors and returns exit codes.
 
-All processes of a launch run the same checks and find the same errors, and a launcher terminates
-the others as soon as one exits. So the first process of each machine reports an error, while the
-other processes of that machine wait for their termination. `rendezvous` passes the error on to the
-other machines.
+All processes of a launch run the same checks and find the same errors, and as soon as one exits, a
+launcher terminates the others. So the first process of each machine reports an error, while the
+other processes of that machine wait to be terminated. `rendezvous` passes the error on to the other
+machines.
 """
 
 from __future__ import annotations
@@ -37,35 +37,38 @@ from bsmeta.core.signals import restore_signals
 from bsmeta.core.terminal import screen_output
 
 REPORTER_WAIT_S = 60.0
-"""Seconds that the other processes wait for the report of a machine's first process: on a busy
-machine, import times differ."""
+"""Seconds that the other processes wait until the first one of their machine has reported; on a
+busy machine, they reach an error at very different times."""
 
 CONNECTED_REPORTER_WAIT_S = 10.0
-"""The same once the processes are connected and see an error at the same time."""
+"""The same for processes that are connected, which find an error at nearly the same time."""
 
 
 def wait_for_termination() -> None:
-    """Waits until the launcher terminates this process; returns if that takes too long."""
+    """Waits for the launcher to terminate this process; returns if that takes too long."""
     if threading.current_thread() is threading.main_thread():
-        restore_signals()  # a signal is no longer a request to save and stop
+        restore_signals()  # from now on, a signal ends the process at once
     time.sleep(CONNECTED_REPORTER_WAIT_S if is_connected() else REPORTER_WAIT_S)
 
 
 @screen_output()
-def exit_code(action: Callable[[], int | None]) -> int:
-    """Runs `action`, reports its error if it raises one, and returns the exit code.
+def run_and_report(action: Callable[[], int | None]) -> int:
+    """Runs an action, reports the error if it raises one, and returns the exit code.
 
-    A reader of the output that ended, as `head` does, is no error to report. From the call on, the
-    process prints no secrets.
+    It is no error to report that the reader of the output has ended, as `head` does. From this call
+    on, the process prints no secrets.
+
+    Args:
+        action: Returns the exit code; None: 0.
     """
     try:
         code = action() or 0
-        if sys.stdout is not None:  # closed by the caller
+        if sys.stdout is not None:  # None if the caller closed it
             sys.stdout.flush()
         return code
     except BaseException as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader():
-            # The interpreter flushes the remaining buffer when it ends: let that go nowhere.
+            # The interpreter flushes the rest of the buffer when it ends; discard that.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_NO_READER
         return report_error(error)
@@ -79,9 +82,9 @@ def _has_no_reader() -> bool:
 
 
 def report_error(error: BaseException) -> int:
-    """Prints an error on standard error, announces it to other machines, and returns the exit code.
+    """Prints an error, announces it to other machines, and returns the exit code.
 
-    Every process of a machine finds the same configuration error, so only one of them prints it.
+    Only one process of a machine prints a configuration error, because all find the same.
     """
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_FAILURE
@@ -96,7 +99,7 @@ def report_error(error: BaseException) -> int:
 
 
 def _find_user_error(error: BaseException) -> BaseException:
-    """Returns the `UserError` that explains an error, or the error itself if there is none."""
+    """Returns the `UserError` that explains an error; the error itself if there is none."""
     error = explain_missing_extra(error) or error
     if not isinstance(error, UserError):
         error = explain_full_disk(error) or explain_long_name(error) or error
@@ -106,39 +109,39 @@ def _find_user_error(error: BaseException) -> BaseException:
 
 
 def _format_error(error: BaseException) -> str:
-    """Returns the message of an error; a traceback if neither a user nor a checkpoint causes it."""
+    """Formats an error: a message for a user or about a checkpoint, or else the traceback."""
     if isinstance(error, ConfigurationError):
         return f"configuration error: {error}"
 
     if isinstance(error, (UserError, CheckpointError)):
-        # Such an error may concern one process only, so the message names its rank.
+        # Such an error may concern a single process, so the message names its rank.
         rank_label = f"[rank {read_rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
         return f"{rank_label}error: {error}"
 
     return "".join(traceback.format_exception(error))
 
 
-def run_stoppable(action: Callable[[], object], *, continues: str = "") -> int:
-    """Runs work that SIGTERM ends like Ctrl-C; returns the exit code.
+def run_stoppable(action: Callable[[], object], *, continuation: str = "") -> int:
+    """Runs an action that SIGTERM ends as Ctrl-C does, and returns the exit code.
 
     Args:
-        continues: The work that the same call continues, for the message; begins with a space.
+        continuation: The words that follow "the same call continues" in the message.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         action()
     except KeyboardInterrupt:
-        print(f"stopped; the same call continues {continues}".rstrip(), file=sys.stderr)
+        print(f"stopped; the same call continues {continuation}".rstrip(), file=sys.stderr)
         return EXIT_PREEMPTED
     return 0
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exits the process; under a launcher, without Python's own shutdown.
+    """Exits the process; under a launcher, without the shutdown of the interpreter.
 
-    Gloo's threads may still be releasing tensors when the interpreter shuts down, and then abort
-    the process (measured with torch 2.13: 3 of 10 runs after they had done all their work; see
-    pytorch pull request 179291). All results are on disk at this point.
+    During that shutdown, Gloo's threads may still be releasing tensors, and then abort the process
+    (with torch 2.13, 3 of 10 runs after all their work; see pytorch pull request 179291). All
+    results are on disk before this call.
     """
     note_exit_code(code)
     if "WORLD_SIZE" in os.environ:  # started by a launcher, so there is a process group

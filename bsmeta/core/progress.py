@@ -1,8 +1,8 @@
 """Progress of long work, for the watchdog of a run and for progress bars.
 
 Work that may take minutes calls `report_progress` after each part (a batch, a file, a thousand
-rows), in any module. Without a watchdog nothing listens, and the call costs nothing. A process that
-waits for another process's work on the same files waits in `hold_lock`.
+rows), in any module. Without a watchdog, the call does nothing. A process that must wait until
+another process has written a file waits in `hold_lock`.
 """
 
 from __future__ import annotations
@@ -30,51 +30,53 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 Advance = Callable[[float], None]
-"""Callback that receives the completed share of the work, 0 to 1."""
+"""Callback that takes the completed share of the work, 0 to 1."""
 
 PLAIN_INTERVAL_S = 10.0
-"""Seconds between the lines of a progress bar without a terminal."""
+"""Seconds between the lines that replace a progress bar where there is no terminal."""
 
 GROUP_TIMEOUT = timedelta(days=1)
-"""Time that a collective operation waits for a rank. It can be long: a dead rank breaks the
-connection at once, the watchdog ends a hung one, and a busy one may take its time."""
+"""Time that a collective operation waits for a rank. It can be long, because a dead rank breaks the
+connection at once, and the watchdog ends a hung one; a busy rank may take hours."""
 
 SAMPLE_INTERVAL_S = 5.0
-"""Seconds between two samples of the processor time in `report_opaque_work`."""
+"""Seconds between two measurements of the processor time in `report_opaque_work`."""
 
 _REFRESH_INTERVAL_S = 0.1
 _LOCK_NOTICE_S = 5.0  # a longer wait for a lock is logged
-_MIN_BUSY_SHARE = (
-    0.02  # share of one processor; a process that only waits uses less than a tenth of it
-)
+
+_MIN_BUSY_SHARE = 0.02
+"""Share of one processor that counts as work; a waiting process uses less than a tenth of it."""
 
 
 class Show(Protocol):
-    """Callback that receives the amount of completed work, and a note such as a speed."""
+    """Callback that takes the amount of completed work, and a note to show, such as a speed."""
 
     def __call__(self, done: float, note: str = "") -> None: ...
 
 
 class _Progress:
-    """The time of the last report, in memory shared with the processes forked from this one.
-
-    The forked processes are the workers of loaders and pools.
-    """
+    """The time of the last report, in memory that forked processes (workers) share."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
 
     def watch(self) -> Callable[[], float]:
-        """Starts to record; returns a function that reads the last time, on the monotonic clock."""
+        """Starts to record; returns a function that reads the time of the last report.
+
+        Times are in seconds on the monotonic clock.
+        """
         memory = self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.report()
         return lambda: float(struct.unpack_from("d", memory)[0])
 
     @property
     def is_watched(self) -> bool:
+        """Whether `watch` has been called, in this process or before it was forked."""
         return self._memory is not None
 
     def report(self) -> None:
+        """Records the current time, if reports are watched."""
         if self._memory is not None:
             struct.pack_into("d", self._memory, 0, time.monotonic())
 
@@ -83,17 +85,20 @@ _PROGRESS = _Progress()
 
 
 def report_progress() -> None:
-    """Records that a part of some long work is done; forked processes report to their parent."""
+    """Records that a part of some work is done; forked processes report to their parent."""
     _PROGRESS.report()
 
 
 def watch_progress() -> Callable[[], float]:
-    """Returns a function that reads the time of the last report, on the monotonic clock."""
+    """Starts to record reports; returns a function that reads the time of the last one.
+
+    Times are in seconds on the monotonic clock.
+    """
     return _PROGRESS.watch()
 
 
 def report_each(items: Iterable[Item]) -> Iterator[Item]:
-    """Yields the items and reports progress after each."""
+    """Yields items, and reports progress after each."""
     for item in items:
         yield item
         report_progress()
@@ -101,13 +106,13 @@ def report_each(items: Iterable[Item]) -> Iterator[Item]:
 
 @contextmanager
 def hold_lock(lock: Path | str, work: str) -> Iterator[None]:
-    """Holds a lock file, which the system releases when this process ends.
+    """Locks a file during the block; the system releases the lock if this process dies.
 
-    Waiting counts as progress: the lock is held by a live process, which has a watchdog of its own.
+    Waiting counts as progress, because a live process holds the lock and has its own watchdog.
 
     Args:
         lock: The lock file; its folder must exist.
-        work: The work done under the lock, as a noun phrase, for the message to a waiting user.
+        work: The work done under the lock, as a noun phrase, for the log of a waiting process.
     """
     file_lock = FileLock(lock)
     try:
@@ -122,7 +127,7 @@ def hold_lock(lock: Path | str, work: str) -> Iterator[None]:
 
 
 def _wait_for_lock(lock: FileLock, work: str) -> None:
-    """Waits for a lock without a limit, and logs once if it takes longer than a moment."""
+    """Acquires a lock without a time limit; logs once if that takes more than a few seconds."""
     is_logged = False
     while True:
         try:
@@ -137,10 +142,10 @@ def _wait_for_lock(lock: FileLock, work: str) -> None:
 
 @contextmanager
 def report_opaque_work() -> Iterator[None]:
-    """Reports progress while this process, or one that it started, uses the processor.
+    """Reports progress during the block while this process or a descendant uses the processor.
 
     For library calls that report no progress, such as loading or fitting a model. Not for
-    collective operations, in which ranks may spin while they wait for each other.
+    collective operations, in which a rank may use the processor while it waits for others.
     """
     if not _PROGRESS.is_watched:
         yield
@@ -159,7 +164,7 @@ def report_opaque_work() -> Iterator[None]:
 
 
 def _report_processor_use(ended: threading.Event) -> None:
-    """Reports progress for each sample interval with enough processor time, until the work ends."""
+    """Reports progress after each interval with enough processor time, until the work has ended."""
     last_time = time.monotonic()
     last_used_s = _measure_processor_seconds()
     while not ended.wait(SAMPLE_INTERVAL_S):
@@ -173,7 +178,7 @@ def _report_processor_use(ended: threading.Event) -> None:
 
 
 def _measure_processor_seconds() -> float:
-    """Returns the processor time of this process and its descendants that are alive."""
+    """Returns the seconds of processor time of this process and its living descendants."""
     this_process = psutil.Process()
     seconds = 0.0
     for process in (this_process, *this_process.children(recursive=True)):
@@ -185,14 +190,16 @@ def _measure_processor_seconds() -> float:
 
 @contextmanager
 def show_progress_bar(name: str, total: float, *, shown: bool = True) -> Iterator[Show]:
-    """Shows the share of some work that is done and the remaining time, and reports progress.
+    """Yields a function that shows the completed share and the remaining time of some work.
 
-    Without a terminal, it prints a line every `PLAIN_INTERVAL_S`. It appears with the first call,
-    so that no empty bar precedes a configuration error.
+    The function also reports progress. Without a terminal, it prints a line every
+    `PLAIN_INTERVAL_S`. The bar appears with its first call, so that no empty bar precedes a
+    configuration error.
 
     Args:
+        name: The name of the work, shown before the bar.
         total: The amount of work, in any unit.
-        shown: Whether to show it; otherwise it only reports progress.
+        shown: Whether to show the bar; if not, the function only reports progress.
     """
     bar = _TerminalBar(name, total) if sys.stderr.isatty() else _PlainLines(name, total)
 
@@ -208,12 +215,13 @@ def show_progress_bar(name: str, total: float, *, shown: bool = True) -> Iterato
 
 
 def show_file_bar(path: Path, name: str) -> AbstractContextManager[Show]:
-    """Returns a `show_progress_bar` over the bytes of a file."""
-    return show_progress_bar(name, path.stat().st_size if path.exists() else 0)
+    """Returns a `show_progress_bar` whose amount of work is the size of a file in bytes."""
+    size = path.stat().st_size if path.exists() else 0
+    return show_progress_bar(name, size)
 
 
 class _TerminalBar:
-    """A bar on a terminal."""
+    """A progress bar on a terminal."""
 
     def __init__(self, name: str, total: float) -> None:
         columns = (
@@ -244,7 +252,7 @@ class _TerminalBar:
 
 
 class _PlainLines:
-    """Lines on standard error, where it is no terminal."""
+    """Lines on standard error that replace the bar if it is no terminal."""
 
     def __init__(self, name: str, total: float) -> None:
         self._name = name

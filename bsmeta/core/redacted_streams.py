@@ -19,27 +19,28 @@ Write = Callable[[str], int]
 
 
 class RedactedStream:
-    """A text stream that redacts its text.
+    """A text stream that redacts the text written to it.
 
     A library that records the console, as wandb does, replaces the method `write` of the stream by
-    a function that calls the previous one. That function, too, receives redacted text.
+    a function that calls the previous one. That function also receives redacted text.
 
     Args:
         stream: The destination of the text. Bytes written to its `buffer` are not redacted.
-        hidden: The function that redacts a text.
+        redact_text: Returns a text without its secrets.
     """
 
-    def __init__(self, stream: TextIO, hidden: Callable[[str], str]) -> None:
-        self.hidden = hidden
+    def __init__(self, stream: TextIO, redact_text: Callable[[str], str]) -> None:
+        self.redact_text = redact_text
         self._stream = stream
         self._write: Write = stream.write
 
     @property
     def write(self) -> Write:
         """Writes a text; returns its length before redaction."""
-        # Bound now: a replacement calls this function, and must not reach itself through it.
+        # Bound now, because a later replacement of `write` calls this function, and must not call
+        # itself through `self._write`.
         write = self._write
-        redact_text = self.hidden
+        redact_text = self.redact_text
 
         def write_redacted(text: str) -> int:
             write(redact_text(text))
@@ -63,22 +64,27 @@ class RedactedStream:
         return getattr(self._stream, name)
 
 
-def hide_in(stream: Any, text: str) -> str:
-    """Redacts a text like a stream that is, or encloses, a `RedactedStream`."""
-    redact_text = getattr(stream, "hidden", None)
+def redact_as(stream: Any, text: str) -> str:
+    """Redacts a text as a stream does; returns it unchanged if the stream redacts nothing.
+
+    Args:
+        stream: Any stream; it redacts text if it is, or encloses, a `RedactedStream`.
+    """
+    redact_text = getattr(stream, "redact_text", None)
     return text if redact_text is None else redact_text(text)
 
 
 def redact_streams() -> None:
-    """Redacts all further output of this process, including its own arguments (idempotent).
+    """Redacts all further output of this process (idempotent).
 
-    Programs show documents on standard output, so only secrets that this process knows are hidden
-    there, and no text merely because of its form.
+    Secrets in the arguments of the process are redacted as well. Programs show documents on
+    standard output; there, only known secrets are redacted, and no text that merely looks like one.
     """
     declare_secrets_in_arguments(sys.argv[1:])
     for name, redact_text in (("stdout", redact_known), ("stderr", redact)):
         stream = getattr(sys, name)
-        if stream is None or hasattr(stream, "hidden"):  # closed by the caller, or redacted already
+        is_closed_by_caller = stream is None
+        if is_closed_by_caller or hasattr(stream, "redact_text"):  # or redacted already
             continue
 
         redacted: Any = RedactedStream(stream, redact_text)
@@ -87,7 +93,7 @@ def redact_streams() -> None:
 
 
 def _redirect_handlers(stream: TextIO, redacted: TextIO) -> None:
-    """Sends the logs of libraries that are already imported through the redacted stream."""
+    """Redirects the log handlers of imported libraries from a stream to its redacted stream."""
     named_loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
     for logger in (logging.root, *named_loggers):
         for handler in logger.handlers:

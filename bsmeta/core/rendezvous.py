@@ -1,7 +1,7 @@
-"""Synchronizes all machines before a run begins; a machine that refuses to start ends the others.
+"""Synchronizes all machines before a run begins; if one refuses to start, all others end.
 
-It writes its reason to the launcher's store. The other machines, which would otherwise wait for it
-in vain, read the reason there (`meet_other_machines`).
+The machine that refuses writes its reason to the launcher's store. The other machines, which would
+otherwise wait in vain, read the reason there (`meet_other_machines`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 from bsmeta.core.parsing import parse_json
@@ -20,7 +20,11 @@ from bsmeta.core.rank import is_reporter
 from bsmeta.core.secrets import redact
 
 CONNECT_TIMEOUT_S = 5.0
+"""Time to connect to the store in order to announce an error."""
+
 READ_TIMEOUT_S = 10.0
+"""Time that the machine with the error waits until all others have read it."""
+
 _POLL_INTERVAL_S = 0.2
 
 # Keys of the store.
@@ -30,8 +34,9 @@ _READ_COUNT_KEY = "bsmeta/start/read"  # number of machines that have read the r
 
 
 def announce_error(error: BaseException) -> None:
-    """Passes an error that prevents the start on to the other machines, which wait in
-    `meet_other_machines`.
+    """Announces an error to the other machines, which wait in `meet_other_machines`.
+
+    Does nothing once the processes are connected, and for errors of other machines.
     """
     if not _has_several_machines() or is_connected() or isinstance(error, RefusedElsewhere):
         return
@@ -45,21 +50,24 @@ def announce_error(error: BaseException) -> None:
         store.add(_READ_COUNT_KEY, 1)
         store.set(_REFUSAL_KEY, json.dumps(refusal))
 
-        # Keep the store alive until all have read: it ends with the first machine's launcher.
-        machines = _read_count("GROUP_WORLD_SIZE")
+        # The store ends with the first machine's launcher, so wait until all machines have read.
+        num_machines = _read_count("GROUP_WORLD_SIZE")
         deadline = time.monotonic() + READ_TIMEOUT_S
-        while store.add(_READ_COUNT_KEY, 0) < machines and time.monotonic() < deadline:
+        while store.add(_READ_COUNT_KEY, 0) < num_machines and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL_S)
     except RuntimeError as unreachable:
         print(f"the other machines were not reached: {unreachable}", file=sys.stderr, flush=True)
 
 
 class RefusedElsewhere(ConfigurationError):
-    """Another machine of the launch has refused to start, and has reported why."""
+    """Another machine of the launch has refused to start; the message has its reason."""
 
 
 def meet_other_machines(timeout_s: float) -> None:
     """Blocks until the processes of all machines have passed their checks; all must call it.
+
+    Args:
+        timeout_s: The longest time to wait, in seconds.
 
     Raises:
         RefusedElsewhere: If a machine has refused the configuration.
@@ -83,24 +91,21 @@ def meet_other_machines(timeout_s: float) -> None:
 
 
 def _wait_for_checks(store: Any, deadline: float, timeout_s: float) -> None:
-    """Waits until all processes have passed their checks; raises the errors of
-    `meet_other_machines`.
+    """Waits until all processes have passed their checks.
 
     Args:
-        deadline: On the monotonic clock.
+        deadline: In seconds on the monotonic clock.
         timeout_s: The configured timeout, for the message.
+
+    Raises:
+        RefusedElsewhere, TrainingError: See `meet_other_machines`.
     """
     num_processes = _read_count("WORLD_SIZE")
 
     # Adding zero reads the counter.
     while (num_checked := store.add(_CHECKED_KEY, 0)) < num_processes:
         if store.check([_REFUSAL_KEY]):
-            if is_reporter():
-                store.add(_READ_COUNT_KEY, 1)
-            refusal = parse_json(store.get(_REFUSAL_KEY))
-            error_class = RefusedElsewhere if refusal["user"] else TrainingError
-            raise error_class(f"another machine did not start: {refusal['message']}")
-
+            _raise_refusal(store)
         if time.monotonic() > deadline:
             raise TrainingError(
                 f"{num_checked} of {num_processes} processes were ready within {timeout_s:g} s "
@@ -109,8 +114,17 @@ def _wait_for_checks(store: Any, deadline: float, timeout_s: float) -> None:
         time.sleep(_POLL_INTERVAL_S)
 
 
+def _raise_refusal(store: Any) -> NoReturn:
+    """Raises the error that another machine has announced, and counts this machine as informed."""
+    if is_reporter():
+        store.add(_READ_COUNT_KEY, 1)
+    refusal = parse_json(store.get(_REFUSAL_KEY))
+    error_class = RefusedElsewhere if refusal["user"] else TrainingError
+    raise error_class(f"another machine did not start: {refusal['message']}")
+
+
 def _has_several_machines() -> bool:
-    """Whether a launcher (torchrun's agent, which keeps a store) connects several machines."""
+    """Whether the launch has several machines, which share the store of torchrun's agent."""
     has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return has_store and _read_count("GROUP_WORLD_SIZE") > 1
 
@@ -122,13 +136,17 @@ def _read_count(name: str) -> int:
 
 
 def is_connected() -> bool:
-    """Whether the process group exists; from then on the watchdog passes errors on."""
+    """Whether the process group exists; from then on, the watchdog announces errors."""
     distributed: Any = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _connect_to_store(timeout_s: float) -> Any:
-    """Connects to the store of the launcher on the first machine."""
+    """Connects to the store of the launcher on the first machine.
+
+    Raises:
+        RuntimeError: If the store is not reached in time.
+    """
     from torch.distributed import TCPStore
 
     return TCPStore(

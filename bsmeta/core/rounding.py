@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def divide_up(dividend: int, divisor: int) -> int:
-    """Returns the quotient, rounded up to a whole number."""
+    """Returns the quotient of two integers, rounded up."""
     return -(-dividend // divisor)
 
 
 def round_up_to_multiple(number: int, step: int) -> int:
-    """Returns the smallest multiple of `step` that is not below a number."""
+    """Returns the smallest multiple of `step` that is at least `number`."""
     return divide_up(number, step) * step

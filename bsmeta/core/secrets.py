@@ -1,19 +1,19 @@
 """Keeps secrets out of all printed and written text.
 
-`redact` is the gate for text: messages, logs, standard error, status files, reports, trackers.
-`redact_values` is the gate for configurations, whose keys tell secrets from other values. Both
-replace by `[redacted]`
+`redact` is for text: messages, logs, standard error, status files, reports, trackers.
+`redact_values` is for configurations, whose keys show which values are secrets. Both replace the
+following by `[redacted]`:
 
-- values that this process knows to be secret, also if they are escaped or percent-encoded:
-  environment variables with a telling name, passwords in URLs there, and the arguments of
+- values that this process knows to be secret, even if they are escaped or percent-encoded:
+  environment variables with a secret's name, passwords in URLs there, and the arguments of
   `declare_secrets`;
-- tokens in a form that their provider made recognizable (`token_forms`);
+- tokens whose form their provider has made recognizable (`token_forms`);
 - the user part of every URL, and the query of every web address, which may grant access;
-- values of assignments under a telling name, as in `password=…` (`secret_names`).
+- values that are assigned to a secret's name, as in `password=…` (`secret_names`).
 
 `format_url` formats a URL for messages that the package writes itself. Addresses that must be
-opened again, as in a manifest, are never rewritten. Nor is the text of documents: shards and
-predictions do not pass through this module.
+opened again, as in a manifest, are never redacted; neither is the text of documents in shards and
+predictions.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote
 from bsmeta.core.secret_names import is_secret, is_secret_variable, looks_mixed, may_be_secret
 from bsmeta.core.token_forms import find_tokens, replace_tokens
 
-HIDDEN = "[redacted]"
+REDACTED = "[redacted]"
 
-_MIN_LINE_CHARS = (
-    16  # characters; shorter lines of a secret with several lines are not hidden alone
-)
+# Minimum number of characters of a line of a secret to be redacted wherever it occurs alone.
+_MIN_LINE_CHARS = 16
 
-# Shorter secrets are hidden as whole words only, because a hash or a word may contain them.
+# Shorter secrets are redacted as whole words only, because a hash or a word may contain them.
 _MIN_PART_CHARS = 8
 _MIN_LETTERS_ONLY_PART_CHARS = 16  # for secrets without digits and punctuation
 
@@ -45,7 +44,7 @@ _AUTHORITY = r":(?:\\?/){2}"
 _USER = re.compile(rf'({_AUTHORITY})[^/\s?#"<>\\]*@')
 _ADDRESS = re.compile(rf"""{_AUTHORITY}([^\s"'<>\\]++)""")
 _WEB = r"(?i:https?|ftps?|wss?)"
-# Matches addresses without a query, too; otherwise the search would start again inside each.
+# Also matches addresses without a query, in which the search would otherwise start again.
 _QUERY = re.compile(rf"""({_WEB}{_AUTHORITY}(?:[^\s?"'<>\\]|\\/)*+)(\?[^\s"'<>\\]++)?""")
 _WEB_SCHEME = re.compile(_WEB)
 # A word may follow an escape, as in `%26token%3D…` and `\u0026token=…`.
@@ -58,31 +57,31 @@ _ASSIGNMENT = re.compile(
     r"""(?P<value>[^\s"'\\,;&<>(){}\[\]?=]{6,}+={0,2})"""
 )
 
-_declared_secrets: set[str] = set()  # the secrets that `declare_secrets` received
+_declared_secrets: set[str] = set()  # by `declare_secrets`
 
 
 def redact(text: str) -> str:
     """Replaces the secrets in a text by `[redacted]`."""
-    text = replace_tokens(redact_known(text), HIDDEN)
+    text = replace_tokens(redact_known(text), REDACTED)
     if ":/" in text or ":\\/" in text:
-        text = _USER.sub(rf"\1{HIDDEN}@", text)
-        text = _QUERY.sub(_hide_query, text)
-    return _ASSIGNMENT.sub(_hide_in_assignment, text)
+        text = _USER.sub(rf"\1{REDACTED}@", text)
+        text = _QUERY.sub(_redact_query, text)
+    return _ASSIGNMENT.sub(_redact_assignment, text)
 
 
 def redact_known(text: str) -> str:
     """Replaces only the values that this process knows to be secret.
 
-    For output that may contain documents: there, text that merely looks like a secret must stay.
+    This is for output that may contain documents, whose text may look like a secret.
     """
     for secret in _list_written_secrets():
         if secret in text:
-            text = _compile_pattern(secret).sub(HIDDEN, text)
+            text = _compile_pattern(secret).sub(REDACTED, text)
     return text
 
 
 def redact_values(value: Any, name: str = "") -> Any:
-    """Replaces the secrets in nested dicts and lists by `[redacted]`.
+    """Returns a copy of nested dicts and lists in which secrets are replaced by `[redacted]`.
 
     Args:
         name: The key of the value.
@@ -91,14 +90,17 @@ def redact_values(value: Any, name: str = "") -> Any:
         return {key: redact_values(part, str(key)) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact_values(part, name) for part in value]
-    if isinstance(value, str):
-        is_redacted = HIDDEN in value  # the values of a saved configuration must not change again
-        return HIDDEN if is_secret(name, value) and not is_redacted else redact(value)
-    return value
+    if not isinstance(value, str):
+        return value
+
+    # A value that was redacted before, as in a saved configuration, must not change again.
+    if is_secret(name, value) and REDACTED not in value:
+        return REDACTED
+    return redact(value)
 
 
 def format_url(url: str) -> str:
-    """Returns a URL for a message: without user, password, query and fragment.
+    """Formats a URL for a message, without user, password, query and fragment.
 
     Only web addresses have a query: in `s3://bucket/part-?.jsonl`, the `?` belongs to a pattern.
     """
@@ -114,7 +116,10 @@ def format_url(url: str) -> str:
 
 
 def declare_secrets(*values: str | None) -> None:
-    """Declares values as secrets of this process, for example a token read from a file."""
+    """Declares values as secrets of this process, such as a token that was read from a file.
+
+    Values that cannot be secrets (None, short texts, numbers, paths) are ignored.
+    """
     _declared_secrets.update(value for value in values if value and may_be_secret(value))
 
 
@@ -122,6 +127,9 @@ def declare_secrets_in(value: Any, name: str = "") -> None:
     """Declares the secrets in the nested dicts and lists of a user's configuration.
 
     A secret is recognized by the name of its key, by its form, or as a part of a URL.
+
+    Args:
+        name: The key of the value.
     """
     if isinstance(value, dict):
         for key, part in value.items():
@@ -146,7 +154,7 @@ def declare_secrets_in_arguments(arguments: Iterable[str]) -> None:
 
 
 def _list_written_secrets() -> tuple[str, ...]:
-    """Returns every written form of the secrets that this process knows, longest first."""
+    """Returns the secrets that this process knows, in all their written forms, longest first."""
     return _collect_known_secrets(tuple(os.environ.items()), frozenset(_declared_secrets))
 
 
@@ -154,7 +162,13 @@ def _list_written_secrets() -> tuple[str, ...]:
 def _collect_known_secrets(
     environment: tuple[tuple[str, str], ...], declared: frozenset[str]
 ) -> tuple[str, ...]:
-    secrets = {*declared}
+    """Returns all written forms of known secrets, longest first.
+
+    Args:
+        environment: Names and values of the environment variables.
+        declared: The declared secrets.
+    """
+    secrets = set(declared)
     for name, value in environment:
         if is_secret_variable(name, value):
             secrets.add(value)
@@ -168,7 +182,7 @@ def _collect_known_secrets(
 
 @lru_cache(maxsize=1024)
 def _compile_pattern(secret: str) -> re.Pattern[str]:
-    """Returns the pattern of a secret; a short one matches only as a whole word."""
+    """Returns the pattern of a secret; a short secret is matched only as a whole word."""
     pattern = re.escape(secret)
     min_chars = _MIN_LETTERS_ONLY_PART_CHARS if secret.isalpha() else _MIN_PART_CHARS
     if len(secret) < min_chars:
@@ -179,17 +193,18 @@ def _compile_pattern(secret: str) -> re.Pattern[str]:
 def _list_written_forms(secret: str) -> set[str]:
     """Returns the forms in which a secret may be written: plain, in JSON, Python, HTML and URLs."""
     lines = [line.strip() for line in secret.splitlines()]
-    plain_forms = {
-        secret,
-        unquote(secret),
-        *(line for line in lines if len(line) >= _MIN_LINE_CHARS),
-    }
+    long_lines = [line for line in lines if len(line) >= _MIN_LINE_CHARS]
 
     forms: set[str] = set()
-    for plain in filter(may_be_secret, plain_forms):
-        encoded = {quote(plain, safe=""), quote(plain), quote_plus(plain)}
-        forms |= {plain, repr(plain)[1:-1], html.escape(plain), *encoded}
+    for plain in {secret, unquote(secret), *long_lines}:
+        if not may_be_secret(plain):
+            continue
+        forms |= {plain, repr(plain)[1:-1], html.escape(plain)}
         forms |= {json.dumps(plain)[1:-1], json.dumps(plain, ensure_ascii=False)[1:-1]}
+
+        # Programs write percent-encodings in capitals or in lower case.
+        encoded = {quote(plain, safe=""), quote(plain), quote_plus(plain)}
+        forms |= encoded
         forms |= {re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in encoded}
     return forms
 
@@ -197,29 +212,29 @@ def _list_written_forms(secret: str) -> set[str]:
 def _find_secrets_in_urls(text: str) -> set[str]:
     """Returns the secrets in the URLs of a text.
 
-    They are passwords, secrets in queries, and, in a URL without a password, a user that is a
-    token.
+    These are passwords, users that look like tokens in URLs without a password, and secrets in
+    queries.
     """
-    secrets = set()
+    secrets: set[str] = set()
     for address in _ADDRESS.findall(text):
         authority = re.split("[/?#]", address, maxsplit=1)[0]
-        user, has_password, password = authority.rpartition("@")[0].partition(":")
-        if has_password or looks_mixed(user):
+        user, colon, password = authority.rpartition("@")[0].partition(":")
+        if colon or looks_mixed(user):
             secrets.add(password or user)
 
         query = parse_qsl(address.partition("?")[2].partition("#")[0])
         secrets |= {value for name, value in query if is_secret(name, value)}
-    return {*filter(may_be_secret, secrets)}
+    return {secret for secret in secrets if may_be_secret(secret)}
 
 
-def _hide_query(match: re.Match[str]) -> str:
-    """Replaces the query of a match of `_QUERY`."""
+def _redact_query(match: re.Match[str]) -> str:
+    """Returns a match of `_QUERY` with its query redacted."""
     address, query = match.groups()
-    return f"{address}?{HIDDEN}" if query else address
+    return f"{address}?{REDACTED}" if query else address
 
 
-def _hide_in_assignment(match: re.Match[str]) -> str:
-    """Replaces a secret value of a match of `_ASSIGNMENT`; the scheme stays (`bearer`)."""
+def _redact_assignment(match: re.Match[str]) -> str:
+    """Returns a match of `_ASSIGNMENT` with a secret value redacted; a scheme (`bearer`) stays."""
     if not is_secret(match["name"], match["value"]):
         return match[0]
-    return f"{match['name']}{match['separator']}{match['scheme']}{HIDDEN}"
+    return f"{match['name']}{match['separator']}{match['scheme']}{REDACTED}"

@@ -1,8 +1,8 @@
 """Handles the signals that ask a run to end; the death of its launcher counts as one.
 
-Before the first step there is nothing to save: a signal ends the process at once, with a status.
-Later a signal is only recorded, and all ranks act on it together after a step. If a rank is waiting
-for data, perhaps for minutes, the signal ends that wait.
+Before the first step there is nothing to save, so a signal ends the process at once, after writing
+its status. Later, a signal is only recorded, and all ranks act on it together after a step. If a
+rank is waiting for data, which may take minutes, the signal ends that wait.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from bsmeta.core.terminal import ignore_write_errors
 
 LAUNCHER_GONE = "the end of the launcher"
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# Stay ignored if they already are, as under nohup or in the background of a script.
-_FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-_ALL_SIGNALS = (*_SIGNALS, *_FROM_TERMINAL)
+# These stay ignored if they already are, as under nohup or in the background of a script.
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+_ALL_SIGNALS = (*_SIGNALS, *_TERMINAL_SIGNALS)
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 _MUST_RESET_CHILDREN = threading.Event()
 
 
 def hold_signals() -> None:
-    """Blocks signals until the run knows its folder."""
+    """Blocks the signals until `release_signals`, for the time before a run knows its folder."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
 
 
 def release_signals() -> None:
-    """Ends `hold_signals`."""
+    """Unblocks the signals that `hold_signals` blocked; those that have arrived take effect."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL_SIGNALS)
 
 
 def restore_signals() -> None:
-    """Restores the default handling of all signals, and releases held ones."""
+    """Restores the default handling of the signals, and unblocks them."""
     for number in _ALL_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     release_signals()
@@ -47,10 +47,11 @@ def restore_signals() -> None:
 
 @contextmanager
 def reset_signals_of_children() -> Iterator[None]:
-    """Makes processes forked in the block handle signals by default, and end with this process.
+    """Makes processes that are forked in the block handle signals by default.
 
     If they inherited the handling of the run, a pool could not end its workers: they would block
-    SIGTERM, or pass it to the run itself through the wakeup pipe that they share with it.
+    SIGTERM, or pass it to the run through the wakeup pipe that they share with it. The kernel kills
+    these processes when this process ends.
     """
     _MUST_RESET_CHILDREN.set()
     try:
@@ -60,6 +61,7 @@ def reset_signals_of_children() -> Iterator[None]:
 
 
 def _reset_child() -> None:
+    """Resets the signals of a forked process, if it was forked in `reset_signals_of_children`."""
     if _MUST_RESET_CHILDREN.is_set():
         signal.set_wakeup_fd(-1)
         restore_signals()
@@ -70,16 +72,16 @@ os.register_at_fork(after_in_child=_reset_child)
 
 
 class WaitEnded(BaseException):
-    """A signal arrived while the run waited; no `Exception`, because retries would catch it."""
+    """A signal has ended a wait; no `Exception`, because code that retries would catch it."""
 
 
 class StopRequest:
     """Records the first signal that asks the run to end; further signals change nothing.
 
     Attributes:
-        name: The recorded signal, or `LAUNCHER_GONE`; None before any signal.
-        leave: Called in a thread, with the name of a signal that arrives before the first step;
-            writes the status and returns the exit code.
+        name: The name of the recorded signal, or `LAUNCHER_GONE`; None before any signal.
+        leave: Writes the status and returns the exit code. Called in a thread, with the name of the
+            signal, if one arrives before the first step.
     """
 
     def __init__(self) -> None:
@@ -93,13 +95,14 @@ class StopRequest:
         """Starts to handle signals and the end of the launcher.
 
         Args:
-            leave: See the class.
-            parent: Process id of the parent when this process began.
+            leave: See the attribute.
+            parent: The process id of the parent when this process began.
         """
         self.leave = leave
         ignore_write_errors()
 
-        # The main thread may be blocked in native code, waiting for other ranks, so a thread acts.
+        # The main thread may be blocked in native code, waiting for other ranks, so another thread
+        # receives the signals.
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -107,7 +110,7 @@ class StopRequest:
 
         for number in _SIGNALS:
             signal.signal(number, self._handle)
-        for number in _FROM_TERMINAL:
+        for number in _TERMINAL_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
 
@@ -116,12 +119,12 @@ class StopRequest:
         release_signals()
 
     def begin(self) -> None:
-        """Switches to recording signals, because from now on there is something to save."""
+        """Only records signals from now on, because the run has something to save."""
         self._is_starting = False
 
     @contextmanager
     def end_wait_on_signal(self) -> Iterator[None]:
-        """Encloses a block that waits; a signal ends the wait.
+        """Makes a signal end the block, in which the run waits.
 
         Raises:
             WaitEnded: If a signal arrives in the block, or has arrived before.
@@ -135,17 +138,18 @@ class StopRequest:
             self._is_waiting = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Handles a signal in the main thread, as soon as that runs Python code."""
+        """Handles a signal in the main thread, as soon as that thread runs Python code."""
         self._record_signal(number)
         if self._is_waiting:
             raise WaitEnded
 
     def _record_signal(self, number: int) -> None:
+        """Records a signal if it is the first."""
         if self.name is None:
             self.name = self._name_signal(number)
 
     def _name_signal(self, number: int) -> str:
-        """Returns the name of a signal; `LAUNCHER_GONE` if this process has lost its parent."""
+        """Returns the name of a signal; `LAUNCHER_GONE` if the parent of this process has ended."""
         if self._parent and os.getppid() != self._parent:
             return LAUNCHER_GONE
         return signal.Signals(number).name
@@ -154,7 +158,8 @@ class StopRequest:
         """Receives signals in a thread; ends the process if the first step has not begun.
 
         Args:
-            wakeup_pipe: File descriptor from which Python's signal numbers are read, a byte each.
+            wakeup_pipe: The file descriptor to which Python writes the number of each signal, in
+                one byte.
         """
         while number := os.read(wakeup_pipe, 1)[0]:
             if number not in _ALL_SIGNALS:
@@ -170,9 +175,9 @@ class StopRequest:
                     os._exit(code)
 
     def _watch_launcher(self, parent: int) -> None:
-        """Makes the kernel send SIGTERM to this process when torchrun ends, however it is killed.
+        """Makes the kernel send SIGTERM to this process when torchrun ends, even if it is killed.
 
-        Otherwise its processes would continue training without it, and keep the run folder locked.
+        Otherwise its processes would continue to train without it, and keep the run folder locked.
         """
         self._parent = parent
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,14 +1,14 @@
-"""The path of all output to the terminal, or to a file that replaces it.
+"""Makes all output safe for the terminal, and for files that replace it.
 
 Text of data may contain sequences that a terminal executes: they color, move the cursor, disguise
-links, or write to the clipboard. In every entry point (`screen_output`), `print`, log messages,
-warnings and tracebacks reach standard output and error through a `ScreenedStream`, which makes them
-`make_printable`, and a `RedactedStream`, which hides secrets. A `Console` bypasses only the first:
-it makes texts printable before it styles them, so the terminal receives no sequences except those
-that the project itself writes.
+links, or write to the clipboard. In every entry point (`screen_output`), the output of `print`, log
+messages, warnings and tracebacks passes through a `ScreenedStream`, which makes it printable
+(`make_printable`), and a `RedactedStream`, which redacts secrets. A `Console` bypasses only the
+first: it makes texts printable before it styles them, so that the terminal receives only sequences
+that the package itself writes.
 
-Results for other programs are data, not display: `write_data` leaves them unchanged, unless
-standard output is a terminal.
+Results for other programs are data: `write_data` leaves them unchanged, unless standard output is a
+terminal.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from rich.segment import Segment
 from rich.text import Text
 
 from bsmeta.core.printable import make_printable
-from bsmeta.core.redacted_streams import Write, hide_in, redact_streams
+from bsmeta.core.redacted_streams import Write, redact_as, redact_streams
 
 
 class ScreenedStream:
     """A stream that makes its text printable.
 
     Attributes:
-        unscreened: The underlying stream, which hides secrets.
+        unscreened: The underlying stream, which redacts secrets.
     """
 
     def __init__(self, stream: IO[str]) -> None:
         self.unscreened = stream
         self._recorder: Write | None = None
-        self._can_redraw = True  # the line is empty, or began with a carriage return
+        # Whether the current line is empty or began with a carriage return.
+        self._can_redraw = True
 
     @property
     def write(self) -> Write:
         """Writes a text in printable form; returns the length of the original text.
 
         A library that records the console, as wandb does, replaces this method by a function that
-        calls the previous one. That function, too, receives text that is printable and without
-        secrets.
+        calls the previous one. That function also receives text that is printable and redacted.
         """
         recorder = self._recorder
 
@@ -58,7 +58,7 @@ class ScreenedStream:
             if recorder is None:
                 self.unscreened.write(printable_text)
             else:
-                recorder(hide_in(self.unscreened, printable_text))
+                recorder(redact_as(self.unscreened, printable_text))
             return len(text)
 
         return write_printable
@@ -70,8 +70,8 @@ class ScreenedStream:
     def _screen(self, text: str) -> str:
         """Makes a text printable.
 
-        Libraries redraw their progress bars with a carriage return at the beginning of a text. It
-        is kept if it overwrites only a line that itself began with one.
+        Libraries redraw a progress bar with a carriage return at the beginning of a text. It is
+        kept if the line that it overwrites also began with one, or is empty.
         """
         redraws = self._can_redraw and text.startswith("\r")
         if text:
@@ -79,7 +79,7 @@ class ScreenedStream:
         return f"\r{make_printable(text[1:])}" if redraws else make_printable(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes each of the lines."""
+        """Writes several texts."""
         for line in lines:
             self.write(line)
 
@@ -88,24 +88,26 @@ class ScreenedStream:
 
 
 class LossyStream:
-    """A stream that ignores write errors: a closed terminal or a broken pipe does not end the run.
+    """A stream that ignores write errors, so that a closed terminal or pipe does not end the run.
 
-    A run must still save when it is asked to stop: in `… | tee log`, Ctrl-C ends `tee` before the
-    run.
+    A run that is asked to stop must still save: in `… | tee log`, Ctrl-C ends `tee` before the run.
 
     Args:
-        stream: None if the caller closed it, as in `train.py … >&-`: all output is discarded.
+        stream: The destination; None if the caller has closed it, as in `train.py … >&-`. All
+            output is then discarded.
     """
 
     def __init__(self, stream: IO[str] | None) -> None:
         self._stream = stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
     def write(self, text: str) -> int:
+        """Writes a text, or discards it if that fails; returns its length."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
+        """Flushes the stream, unless that fails."""
         with suppress(OSError):
             self._stream.flush()
 
@@ -114,7 +116,7 @@ class LossyStream:
 
 
 class Console(rich.console.Console):
-    """A console for text of data, in which it changes only the unprintable characters.
+    """A console that shows text of data as it is, except for unprintable characters.
 
     Markup (`[bold]`) and emoji names (`:smile:`) are printed as ordinary text.
     """
@@ -123,12 +125,12 @@ class Console(rich.console.Console):
         super().__init__(**{"markup": False, "emoji": False, **settings})
 
     def on_broken_pipe(self) -> None:
-        """Raises the broken pipe's error again; rich would end the program with exit code 1."""
+        """Raises the error of a broken pipe again; rich would exit with code 1."""
         raise  # noqa: PLE0704 (rich calls this method in its `except` block)
 
     @property
     def file(self) -> IO[str]:
-        """The underlying stream, unscreened."""
+        """The stream to which the console writes, without its screen."""
         return _unwrap_stream(super().file)
 
     @file.setter
@@ -136,13 +138,13 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Returns a text for the layout; made printable first, because escapes are wider."""
+        """Converts a text; makes it printable before the layout, because escapes are wider."""
         return super().render_str(make_printable(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Yields printable segments; only rich itself creates control segments."""
+        """Yields printable segments, and control segments, which only rich itself creates."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -151,13 +153,13 @@ class Console(rich.console.Console):
 
 
 class TextColumn(rich.progress.TextColumn):
-    """A column of a progress display: one line of text without markup."""
+    """A column of a progress display that shows one line of text without markup."""
 
     def __init__(self, text_format: str) -> None:
         super().__init__(text_format, markup=False)
 
     def render(self, task: rich.progress.Task) -> Text:
-        """Returns the text without line ends, which would break the display."""
+        """Returns the text of a task, without line ends, which would break the display."""
         return Text(make_printable(self.text_format.format(task=task), one_line=True))
 
 
@@ -170,8 +172,8 @@ class ProgressDisplay(rich.progress.Progress):
     def start(self) -> None:
         """Shows the display.
 
-        Rich then replaces the standard streams by proxies, which interpret the control sequences in
-        printed text, so the proxies must be screened, too.
+        Rich replaces the standard streams by proxies that interpret the control sequences in
+        printed text, so the proxies must be screened as well.
         """
         is_screened = isinstance(sys.stdout, ScreenedStream)
         super().start()
@@ -184,14 +186,15 @@ class PrintableRecord(logging.LogRecord):
     """A log record whose message is printable for every handler."""
 
     def getMessage(self) -> str:
+        """Returns the formatted message in printable form."""
         return make_printable(super().getMessage())
 
 
 @contextmanager
 def screen_output() -> Iterator[None]:
-    """Makes everything printable that is written to stdout, stderr and logs, and hides secrets.
+    """Makes all output to stdout, stderr and logs printable, and redacts secrets in it.
 
-    Every entry point runs inside this context. Afterwards the streams only hide secrets, until the
+    Every entry point runs in this context. Afterwards, the streams still redact secrets, until the
     process ends.
     """
     redact_streams()
@@ -206,13 +209,13 @@ def screen_output() -> Iterator[None]:
         yield
     finally:
         logging.setLogRecordFactory(record_factory)
-        # The streams of `ignore_write_errors` stay until the process ends.
+        # If `ignore_write_errors` has replaced the streams, its streams stay.
         if (sys.stdout, sys.stderr) == screened_streams:
             sys.stdout, sys.stderr = unscreened_streams
 
 
 def ignore_write_errors() -> None:
-    """Discards output that cannot be written, from now on; see `LossyStream`."""
+    """Makes the standard streams discard output that cannot be written; see `LossyStream`."""
     sys.stdout = _make_lossy(sys.stdout)
     sys.stderr = _make_lossy(sys.stderr)
 
@@ -222,10 +225,10 @@ def write_data(text: str, *, is_styled: bool = False) -> None:
 
     Args:
         text: The data.
-        is_styled: Whether the text was made printable and then styled, so that its sequences must
-            reach a terminal.
+        is_styled: Whether the text was made printable before it was styled, so that a terminal must
+            receive its sequences.
     """
-    if sys.stdout is None:  # closed by the caller
+    if sys.stdout is None:  # the caller has closed it
         return
 
     if sys.stdout.isatty():
@@ -237,24 +240,24 @@ def write_data(text: str, *, is_styled: bool = False) -> None:
 
 
 def _screen_stream(stream: TextIO) -> TextIO:
-    """Screens a stream, if it is not screened yet; None (closed by the caller) stays None."""
+    """Returns a stream that makes its text printable; None (closed by the caller) stays None."""
     if stream is None or isinstance(stream, ScreenedStream):
         return stream
 
-    # A character that its encoding lacks must not end the program. Some streams cannot be changed.
+    # A character that the encoding lacks must not end the program. Some streams cannot be changed.
     with suppress(OSError, AttributeError):
         cast("io.TextIOWrapper", stream).reconfigure(errors="backslashreplace")
     return cast("TextIO", ScreenedStream(stream))
 
 
 def _make_lossy(stream: TextIO) -> TextIO:
-    """Returns a screened stream that discards output which the original one cannot write."""
+    """Returns a screened stream that ignores the write errors of a stream."""
     lossy = cast("TextIO", LossyStream(_unwrap_stream(stream)))
     return cast("TextIO", ScreenedStream(lossy))
 
 
 def _unwrap_stream(stream: Any) -> Any:
-    """Returns the innermost stream below screens and rich's proxies."""
+    """Returns the innermost stream, inside of screens and rich's proxies."""
     for name in ("unscreened", "rich_proxied_file"):
         inner = getattr(stream, name, None)
         if inner is not None:

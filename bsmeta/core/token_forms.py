@@ -1,11 +1,11 @@
-r"""The access tokens that providers made recognizable by their form.
+r"""Access tokens that can be recognized by their form, which depends on the provider.
 
-A new form is an entry of `TOKEN_FORMS`: its provider, marks (each token contains at least one), the
-pattern, and the source of the form in a comment. Three rules keep the search linear in the length
-of the text (`re` has no other guarantee) and the text around a token intact:
+A new form is an entry of `TOKEN_FORMS`: its provider, its marks (each token contains at least one),
+its pattern, and the source of the form in a comment. Two rules keep the search linear in the length
+of the text, which `re` does not guarantee, and one keeps the text around a token intact:
 
-- A pattern either needs nothing after its last repetition, or begins with `_START_OF_RUN`, so that
-  a run of characters is read from its first character only.
+- A pattern either requires nothing after its last repetition, or begins with `_START_OF_RUN`, so
+  that a run of characters is read from its first character only.
 - The last repetition is possessive or has an upper limit.
 - A pattern never matches a quote, or a backslash except in `\n`: the redacted text may be a line of
   JSON, which must stay valid.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# A token may follow an escape, as in `%3Dghp_…` and `\nghp_…`, whose last character is a letter.
+# A token may follow an escape whose last character is a letter, as in `%3Dghp_…` and `\nghp_…`.
 _AFTER_ESCAPE = r"(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt])"
 _START = rf"(?:(?<![A-Za-z0-9])|{_AFTER_ESCAPE})"
 _START_OF_RUN = rf"(?:(?<![\w~+/.=-])|(?<=[=/])|{_AFTER_ESCAPE})"
@@ -30,7 +30,9 @@ class TokenForm(NamedTuple):
     """The pattern of the access tokens that one provider issues.
 
     Attributes:
-        marks: Each token contains one of these; searching for them costs less than the pattern.
+        provider: The name of the provider, and of the type of token if it issues several.
+        marks: Strings of which each token contains at least one; searching for them takes less time
+            than searching for the pattern.
     """
 
     provider: str
@@ -39,6 +41,7 @@ class TokenForm(NamedTuple):
 
 
 def _make_form(provider: str, marks: str, pattern: str) -> TokenForm:
+    """Creates a form; spaces separate its marks."""
     return TokenForm(provider, tuple(marks.split()), re.compile(pattern, re.ASCII))
 
 
@@ -175,7 +178,7 @@ TOKEN_FORMS = (
         r"(?:-----END[ A-Z0-9]{0,40}PRIVATE KEY(?: BLOCK)?-----)?",
     ),
 )
-"""The forms that are recognized in any text."""
+"""The forms to find in any text."""
 
 
 def find_tokens(text: str) -> list[str]:
@@ -194,9 +197,5 @@ def replace_tokens(text: str, replacement: str) -> str:
 
 
 def _list_possible_forms(text: str) -> list[TokenForm]:
-    """Lists the forms of which a text contains a mark."""
-    possible_forms = []
-    for form in TOKEN_FORMS:
-        if any(mark in text for mark in form.marks):
-            possible_forms.append(form)
-    return possible_forms
+    """Lists the forms that have a mark in a text."""
+    return [form for form in TOKEN_FORMS if any(mark in text for mark in form.marks)]

@@ -1,4 +1,4 @@
-"""The versions that a bug report needs, read from package metadata without importing anything."""
+"""Lists the versions for a bug report, without importing the libraries."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LIBRARIES = (
 """The libraries whose versions affect a run most."""
 
 
-def list_version_lines() -> str:
-    """Returns the versions of the package, libraries, Python and the system, one on each line."""
+def format_versions() -> str:
+    """Formats the versions of the package, libraries, Python and the system, one a line."""
     versions = read_versions()
     width = max(map(len, versions)) + 2
     versions["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
@@ -35,6 +35,7 @@ def read_versions() -> dict[str, str]:
 
 
 def _read_version(name: str) -> str:
+    """Returns the version of a package; "not installed" if it is missing."""
     if name == "bsmeta":  # a clone need not be installed
         return __version__
 

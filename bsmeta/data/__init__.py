@@ -4,9 +4,9 @@
 training stream for language modeling, and `table` the rows of a finite table in epochs. `batch`
 defines the micro-batches that a stream yields.
 
-The functions here seed every random choice about the data with a hash of the values that identify
-the choice. No generator is shared or global. So a choice depends neither on the order in which
-documents are read nor on the process that reads them.
+Every random choice about the data is seeded with a hash of the values that identify the choice, so
+it depends neither on the order in which documents are read nor on the process that reads them. The
+functions here compute these seeds; no generator is shared or global.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import xxhash
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Returns a 64-bit seed (xxh3) from values that identify a choice: (seed, epoch, shard, 7)."""
+    """Hashes values that identify a random choice, such as (seed, "rows", epoch), to 64 bits."""
     return xxhash.xxh3_64_intdigest("\0".join(map(str, parts)).encode())
 
 
 def make_document_generator(seed: int, epoch: int, shard: str, document: int) -> random.Random:
-    """Returns the generator for all choices about a document in an epoch.
+    """Returns the random generator for all choices about a document in an epoch.
 
     Args:
-        document: The document's number in the shard.
+        document: The document's number in the shard, from 0.
     """
     return random.Random(derive_seed(seed, epoch, shard, document))
 
 
 def permute(length: int, seed: int) -> np.ndarray:
-    """Returns a permutation (int64[length]) that depends only on the arguments.
+    """Returns a random permutation of `range(length)` (int64[length]).
 
-    It sorts raw 64-bit words of PCG64, because NumPy guarantees that this stream is stable, unlike
-    `Generator.permutation`.
+    It is the same under every version of NumPy: the raw 64-bit words of PCG64 are guaranteed to be
+    stable, unlike `Generator.permutation`.
     """
-    words = np.random.PCG64(seed).random_raw(length)
-    return np.argsort(words, kind="stable")
+    sort_keys = np.random.PCG64(seed).random_raw(length)
+    return np.argsort(sort_keys, kind="stable")

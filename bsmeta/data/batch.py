@@ -1,6 +1,6 @@
 """The interface between streams and the training loop.
 
-For each step, a stream yields the micro-batches of one rank, and the data state after the step.
+For each step, a stream yields the micro-batches of one rank and the state to resume after the step.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class MicroBatch:
             A micro-batch of weight 0 contributes neither loss nor gradient.
         tokens: Number of tokens that are not padding.
         padding: Number of tokens that are padding.
-        documents: Names of the documents (or source rows) with tokens in it.
-        targets: A hash of its target tokens, the same in runs on the same text; "" if their order
-            is undefined.
-        counts: Additional sums for the log; the same names in every micro-batch of a run.
+        documents: Names of the documents (or source rows) with tokens in the micro-batch.
+        targets: A hash of the target tokens, the same in runs on the same text; "" if the order of
+            the targets is undefined.
+        counts: Additional sums for the log, by name; every micro-batch of a run has the same names.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -49,8 +49,8 @@ class StepData:
     """One step of one rank.
 
     Attributes:
-        micro_batches: The same number in every step and on every rank
-            (`gradient_accumulation_steps`); the number of rows in them may vary.
+        micro_batches: `gradient_accumulation_steps` micro-batches, in every step and on every
+            rank; their number of rows may vary.
         state: The position of this rank's part of the stream after the step, as JSON types.
         phase: Index of the data phase that the step belongs to; sums of `MicroBatch.counts` are
             reported per phase.
@@ -66,14 +66,14 @@ class Stream(Protocol):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Everything that must be unchanged for a state to be usable (shards, tokenizer, …)."""
+        """Everything that must be unchanged to resume from a state (shards, tokenizer, …)."""
 
     @property
     def state(self) -> dict[str, Any]:
         """This rank's state before its first step."""
 
     def __iter__(self) -> Iterator[StepData]:
-        """Yields the steps that follow the state."""
+        """Yields the steps after `state`."""
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         """Merges the states of all ranks after a step into a run state usable by any world size."""
@@ -82,19 +82,20 @@ class Stream(Protocol):
 def set_up_worker(_: int) -> None:
     """Sets up garbage collection and signals in a loader process.
 
-    Schedulers signal every process of a job, but only the trainer may stop it, because it must save
-    first. So signals from other processes are ignored, and the handlers inherited from the trainer
-    do not run. A SIGTERM from the trainer ends the process. So does the trainer's exit, which a
-    process that waits for data would not notice for minutes.
+    Schedulers signal every process of a job, but only the trainer may stop the job, because it must
+    save first. So a loader process ignores signals from other processes, and does not run the
+    handlers inherited from the trainer. It ends at a SIGTERM from the trainer, and when the trainer
+    exits, which a process that waits for data would not notice for minutes.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     gc.enable()  # the trainer may have disabled it for its loop
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
 
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    # SIGTERM is blocked, so that it stays pending for the thread below; and ignored, because a
-    # library's thread that does not block it would otherwise receive it and end the process.
+    for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(ignored, signal.SIG_IGN)
+
+    # SIGTERM is blocked, so that it stays pending for the thread below. It is also ignored, because
+    # a library's thread that does not block it would otherwise receive it and end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_trainer, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Makes the loaders of torch: their processes are forked, under every version of Python."""
+"""Creates torch data loaders whose workers are forked, under every version of Python."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch.utils.data import DataLoader, Dataset
 
 
 def make_loader(dataset: Dataset[Any], num_workers: int, **options: Any) -> DataLoader[Any]:
-    """Makes a loader of items that need no collating.
+    """Creates a loader that yields the items of a dataset without collating them.
 
-    Its processes are forked, which is not the default from Python 3.14 on: they share the open
-    files of this process, the time of the last report and the handling of signals, and end when
-    this process ends.
+    Its processes are forked, which is not the default from Python 3.14 on: they inherit the open
+    files of this process, the time of its last progress report and its signal handling, and end
+    when it ends.
 
     Args:
         num_workers: Number of loader processes; 0 does all work in this process.

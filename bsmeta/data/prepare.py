@@ -1,15 +1,15 @@
-"""Prepares the training sequences in advance, once for all runs with the same data, and reads them.
+"""Prepares training sequences in advance, once for all runs with the same data, and reads them.
 
     python -m bsmeta.data.prepare --config-name v2 data_config.train_file='shards/*.jsonl.gz' \
         epochs=1 out=FOLDER
 
 accepts every key that training accepts. Training with the same keys and
 `data_config.prepared=FOLDER` has the same batches as without it, and continues live after the
-prepared epochs. The folder appears only when it is complete; for an existing folder, the command
-verifies the content. `data_config.num_workers` streams are prepared in parallel (0: one at a time,
+prepared epochs. The folder appears only when it is complete; if it already exists, the command
+verifies its content. `data_config.num_workers` streams are prepared in parallel (0: one at a time,
 in this process).
 
-A folder contains a manifest and, for each logical stream, an Arrow file that runs map into memory
+The folder contains a manifest and, for each logical stream, an Arrow file that runs map into memory
 (`make_stream_schema`). The file stores the output of `LogicalStream`: each sequence with the
 position after it. So a run may switch between prepared and live data at any sequence.
 """
@@ -48,7 +48,7 @@ from bsmeta.data.loader import make_loader
 from bsmeta.data.stream.corpora import open_corpora
 from bsmeta.data.stream.counts import list_count_names
 from bsmeta.data.stream.fingerprint import collect_fingerprint, complete_saved_fingerprint
-from bsmeta.data.stream.held_out import NOT_THERE
+from bsmeta.data.stream.held_out import MISSING
 from bsmeta.data.stream.live import LiveStreams, find_phases
 from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.plan import Phases, Position
@@ -58,7 +58,7 @@ from bsmeta.data.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 7
+FORMAT_VERSION = 7
 MANIFEST = "manifest.json"
 TARGET_BIT = 0x80
 """The bit of `marks` that is set for tokens that are targets; the other bits are the token type."""
@@ -67,7 +67,7 @@ WRITE_BATCH_SIZE = 256  # sequences
 
 
 class StreamEntry(msgspec.Struct):
-    """The manifest's entry for a stream: the counts in its file, the file's size and its xxh3."""
+    """A stream in the manifest: the counts, the size and the xxh3 of its file."""
 
     sequences: int
     tokens: int
@@ -80,11 +80,11 @@ class Manifest(msgspec.Struct):
     """The manifest of prepared data.
 
     Attributes:
-        format: Version of the folder's format.
+        format: Version of the format of the folder; see `FORMAT_VERSION`.
         epochs: Number of prepared epochs.
         fingerprint: Fingerprint of the data; see `stream.fingerprint`.
-        shards: Names of the shards; the files refer to them by their index.
-        streams: One entry for each logical stream, in order.
+        shards: Names of the shards, to whose indices the streams' files refer.
+        streams: The entry of each logical stream, in order.
     """
 
     format: int
@@ -95,7 +95,10 @@ class Manifest(msgspec.Struct):
 
 
 class PreparedStreams:
-    """Reads all logical streams of a run: first the prepared sequences, then live ones.
+    """All logical streams of a run: their prepared sequences, then live sequences.
+
+    Args:
+        survey: The survey of the data; prepared epochs can be read even if it failed.
 
     Raises:
         ConfigurationError: If the folder was prepared for other data, or by a different version.
@@ -114,25 +117,26 @@ class PreparedStreams:
         self._manifest = read_manifest(self._folder)
         self._vocabulary_size = len(tokenizer)
         self._schema = make_stream_schema(config, self._vocabulary_size)
-        self._live: LiveStreams | None = None
+        self._live_streams: LiveStreams | None = None
         self._open_live = partial(LiveStreams, config, tokenizer, seed, phases, survey)
 
-        saved = complete_saved_fingerprint(self._manifest.fingerprint)
-        shards = saved.get("shards", {})
         if survey.failure is not None:
             logger.info("only the prepared epochs can be trained on: %s", survey.failure)
+
+        saved = complete_saved_fingerprint(self._manifest.fingerprint)
+        shard_fingerprints = saved.get("shards", {})
         if survey.shards:
             available: list[Shard] = []
             for corpus in open_corpora(config, survey.shards):
                 available += corpus.shards
-            shards = fingerprint_shards(available)
+            shard_fingerprints = fingerprint_shards(available)
 
         fingerprint = collect_fingerprint(
-            config, tokenizer, seed, phases, shards, survey.held_out_id
+            config, tokenizer, seed, phases, shard_fingerprints, survey.held_out_id
         )
-        self.fingerprint = _convert_to_saved(fingerprint)
+        self.fingerprint = _convert_like_json(fingerprint)
         # The held-out file may be missing now, because the prepared data is already filtered.
-        if self.fingerprint["held_out"] == NOT_THERE:
+        if self.fingerprint["held_out"] == MISSING:
             self.fingerprint["held_out"] = saved.get("held_out")
 
         differences = "\n".join(
@@ -147,12 +151,12 @@ class PreparedStreams:
     def iterate_sequences(self, stream: int, position: Position) -> Iterator[PackedSequence]:
         """Yields the sequences of a stream from a position on.
 
-        The iterator is endless if the shards are available.
+        They never end if the shards are available.
 
         Raises:
             ConfigurationError: If the position does not belong to this data.
-            DataError: If files are damaged, or if the live stream cannot continue after the
-                prepared epochs.
+            DataError: If files are damaged, or the live stream cannot continue after the prepared
+                epochs.
         """
         prepared = PreparedStream(
             self._folder, self._manifest, stream, self._schema, self._vocabulary_size
@@ -160,9 +164,9 @@ class PreparedStreams:
         emitted = position.emitted
         if emitted <= len(prepared) and position != prepared.read_position_after(emitted - 1):
             raise ConfigurationError(
-                f"data_config.prepared={self._folder}: stream {stream} is at {position}, where "
-                f"the prepared one is at {prepared.read_position_after(emitted - 1)}: the run was "
-                "on other data before; leave data_config.prepared out"
+                f"data_config.prepared={self._folder}: stream {stream} is at {position}, but in "
+                f"the prepared data at {prepared.read_position_after(emitted - 1)}: the run was on "
+                "other data before; leave data_config.prepared out"
             )
 
         for index in range(emitted, len(prepared)):
@@ -176,25 +180,29 @@ class PreparedStreams:
     def _open_live_streams(self, stream: int) -> LiveStreams:
         """Returns the live streams; opens them when the first prepared stream ends.
 
+        Args:
+            stream: The stream that has ended, for the message.
+
         Raises:
             DataError: If they cannot be opened.
         """
-        if self._live is None:
+        if self._live_streams is None:
             try:
-                self._live = self._open_live()
+                self._live_streams = self._open_live()
             except UserError as error:
                 raise DataError(
                     f"stream {stream} has used up the prepared epochs ({self._manifest.epochs}) "
                     f"of data_config.prepared={self._folder}, and cannot continue with the shards "
                     f"themselves: {error}; prepare more epochs, or make the shards available"
                 ) from error
-        return self._live
+        return self._live_streams
 
 
 class PreparedStream:
-    """The prepared sequences of one stream.
+    """The prepared sequences of one stream, read from its file.
 
     Args:
+        stream: Number of the stream.
         vocabulary_size: Number of tokens in the vocabulary of the tokenizer.
 
     Raises:
@@ -212,15 +220,15 @@ class PreparedStream:
         self._stream = stream
         self._vocabulary_size = vocabulary_size
         self._shards = manifest.shards
-        self._path = _find_file(folder, manifest, stream)
+        self._path = _locate_stream_file(folder, manifest, stream)
         self._rows = _map_rows(self._path, schema)
         self._check_shards()
 
     def _check_shards(self) -> None:
-        """Checks that all documents are from shards that the manifest lists.
+        """Checks that the indices of all shards are in the manifest's list of shards.
 
         Raises:
-            DataError: If they are not.
+            DataError: If one is not.
         """
         for chunk in self._rows["shards"].chunks:
             indices = chunk.flatten().to_numpy()
@@ -233,13 +241,15 @@ class PreparedStream:
 
     def read_position_after(self, index: int) -> Position:
         """Returns the position after the sequence `index`; the start of the stream for -1."""
-        return Position(*self._rows["position"][index].as_py()) if index >= 0 else Position()
+        if index < 0:
+            return Position()
+        return Position(*self._rows["position"][index].as_py())
 
     def read_sequence(self, index: int) -> PackedSequence:
-        """Returns the sequence `index`, as `LogicalStream` yielded it.
+        """Reads a sequence as `LogicalStream` yielded it.
 
         Raises:
-            DataError: If it has a token that is not in the vocabulary.
+            DataError: If a token is not in the vocabulary.
         """
         columns = zip(self._rows.column_names, self._rows.columns, strict=True)
         row = {name: column[index].values.to_numpy() for name, column in columns}
@@ -263,8 +273,8 @@ class PreparedStream:
 def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
     """Maps the rows of a stream into memory.
 
-    The folder may come from someone else, and Arrow follows the offsets of lists without checking
-    their bounds, so all offsets are checked (8 bytes for each list), but not the tokens.
+    The folder may come from someone else, and Arrow does not check the bounds of list offsets when
+    it follows them, so all offsets are checked (8 bytes for each list), but not the tokens.
 
     Raises:
         DataError: If the file has different columns, or cannot be read.
@@ -273,7 +283,7 @@ def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
         rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         if rows.schema != schema:
             raise _make_damage_error(
-                path, f"its columns are {rows.schema.names}, or of other types"
+                path, f"its columns are {rows.schema.names}, or have other types"
             )
         rows.validate(full=True)
     except (OSError, pa.ArrowException) as error:
@@ -282,7 +292,7 @@ def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def _make_damage_error(path: Path, reason: str) -> DataError:
-    """Returns the error of a damaged file of prepared data."""
+    """Returns the error for a damaged file of prepared data."""
     return DataError(f"data_config.prepared: {path} is damaged ({reason}); prepare it again")
 
 
@@ -291,25 +301,27 @@ def _name_stream_file(stream: int) -> str:
     return f"stream-{stream:05}.arrow"
 
 
-def _find_file(folder: Path, manifest: Manifest, stream: int) -> Path:
-    """Returns the path of a stream's file.
+def _locate_stream_file(folder: Path, manifest: Manifest, stream: int) -> Path:
+    """Returns the path of a stream's file, after checking its size.
 
     Raises:
-        DataError: If the file is missing, or does not have the size listed in the manifest.
+        DataError: If the file is missing, or does not have the size in the manifest.
     """
     path = folder / _name_stream_file(stream)
     if stream >= len(manifest.streams):
         raise _make_damage_error(folder / MANIFEST, f"it has no stream {stream}")
 
-    expected = manifest.streams[stream].bytes
-    size = path.stat().st_size if path.exists() else None
-    if size != expected:
-        raise _make_damage_error(path, f"it has {size} bytes, expected {expected}")
+    if not path.exists():
+        raise _make_damage_error(path, "it is missing")
+    expected_size = manifest.streams[stream].bytes
+    size = path.stat().st_size
+    if size != expected_size:
+        raise _make_damage_error(path, f"it has {size} bytes, expected {expected_size}")
     return path
 
 
-class _Version(msgspec.Struct):
-    """The field that manifests of all versions have."""
+class _ManifestVersion(msgspec.Struct):
+    """The field that the manifests of all versions have."""
 
     format: int
 
@@ -318,14 +330,14 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of prepared data.
 
     Raises:
-        DataError: If there is none.
+        DataError: If there is none, or it is damaged.
         ConfigurationError: If a different version of bsmeta wrote it.
     """
     try:
         # msgspec's own decoder does not accept Infinity, which a configuration may have.
         content = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
-        version = msgspec.convert(content, _Version).format
-        if version == FORMAT:
+        version = msgspec.convert(content, _ManifestVersion).format
+        if version == FORMAT_VERSION:
             return msgspec.convert(content, Manifest)
     except (OSError, ValueError) as error:
         raise DataError(
@@ -334,20 +346,21 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
 
     raise ConfigurationError(
-        f"data_config.prepared={folder} has format {version}; this version reads format {FORMAT}: "
-        f"delete the folder, and run python -m bsmeta.data.prepare … out={folder} again"
+        f"data_config.prepared={folder} has format {version}; this version reads format "
+        f"{FORMAT_VERSION}: delete the folder, and run python -m bsmeta.data.prepare … "
+        f"out={folder} again"
     )
 
 
-def _convert_to_saved(value: dict[str, Any]) -> dict[str, Any]:
-    """Returns a dict as it is after saving and loading it: tuples, for example, become lists."""
+def _convert_like_json(value: dict[str, Any]) -> dict[str, Any]:
+    """Returns a dict as it is after saving and loading it as JSON: tuples become lists."""
     return json.loads(json.dumps(value))
 
 
 def make_stream_schema(config: DataConfig, vocabulary_size: int) -> pa.Schema:
-    """Returns the schema of a stream's file: lists of integers, a row for each sequence.
+    """Returns the schema of a stream's file: a row of integer lists for each sequence.
 
-    The integers have the smallest types that fit the configuration.
+    The integers have the smallest types that suffice for the configuration.
     """
     metadata = config.metadata_config
 
@@ -360,8 +373,8 @@ def make_stream_schema(config: DataConfig, vocabulary_size: int) -> pa.Schema:
             "marks": make_list_type(TARGET_BIT),  # the token type, and TARGET_BIT
             "lengths": make_list_type(compute_row_length(config)),  # tokens of each chunk
             "types": make_list_type((1 << len(metadata.metadata_list)) - 1),  # of each chunk
-            "shards": pa.list_(pa.uint32()),  # each document's index of its shard in the manifest
-            "numbers": pa.list_(pa.uint32()),  # each document's number in its shard
+            "shards": pa.list_(pa.uint32()),  # of each document, as an index in the manifest
+            "numbers": pa.list_(pa.uint32()),  # of each document in its shard
             "position": pa.list_(pa.int64(), len(Position._fields)),  # after the sequence
             "counts": pa.list_(pa.int32(), len(list_count_names(metadata.metadata_list))),
         }
@@ -369,14 +382,15 @@ def make_stream_schema(config: DataConfig, vocabulary_size: int) -> pa.Schema:
 
 
 class StreamWriter(Dataset):
-    """A dataset whose item k writes the file of stream k, and is the stream's manifest entry.
+    """A dataset that writes the file of stream k when its item k is read.
 
-    So a torch DataLoader can write several streams in parallel. An error that the user can fix is
-    also returned as an item: the receiver raises it without the stack trace of a loader process.
+    The item is the stream's entry in the manifest. As a dataset, it lets a torch DataLoader write
+    several streams in parallel. An error that the user can fix is returned as the item, so that the
+    receiver raises it without the stack trace of a loader process.
     """
 
     def __init__(self, live: LiveStreams, schema: pa.Schema, epochs: int, folder: Path) -> None:
-        self._live = live
+        self._live_streams = live
         self._schema = schema
         self._epochs = epochs
         self._folder = folder
@@ -384,7 +398,7 @@ class StreamWriter(Dataset):
 
     def __len__(self) -> int:
         """Returns the number of streams."""
-        return len(self._live)
+        return len(self._live_streams)
 
     def __getitem__(self, stream: int) -> StreamEntry | UserError:
         if not 0 <= stream < len(self):
@@ -395,10 +409,10 @@ class StreamWriter(Dataset):
             return error
 
     def _write(self, stream: int) -> StreamEntry:
-        """Writes a stream's file; returns the stream's entry in the manifest."""
+        """Writes a stream's file; returns its entry in the manifest."""
         path = self._folder / _name_stream_file(stream)
         entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="")
-        sequences = self._live.iterate_sequences(stream, Position(), self._epochs)
+        sequences = self._live_streams.iterate_sequences(stream, Position(), self._epochs)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
             while batch := list(itertools.islice(sequences, WRITE_BATCH_SIZE)):
                 rows = [self._to_row(sequence) for sequence in batch]
@@ -412,7 +426,7 @@ class StreamWriter(Dataset):
         return entry
 
     def _to_row(self, sequence: PackedSequence) -> dict[str, np.ndarray]:
-        """Returns the value of each column for a sequence, with the types of the schema."""
+        """Returns a sequence as a row: the value of each column, with the types of the schema."""
         shards = []
         numbers = []
         for document in sequence.documents:
@@ -439,7 +453,7 @@ class StreamWriter(Dataset):
 
 
 def main(config: PrepareConfig) -> None:
-    """Writes the folder, or verifies an existing one, and prints a summary of its content."""
+    """Writes the folder, or verifies an existing one; prints a summary of its content."""
     check_data(config.data_config)
     if config.out is None:
         raise ConfigurationError("out is not set; expected the folder to write")
@@ -450,24 +464,28 @@ def main(config: PrepareConfig) -> None:
 def prepare_streams(
     config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
 ) -> Manifest:
-    """Writes the sequences of all streams, or verifies an existing folder; returns the manifest.
+    """Writes the sequences of all streams, or verifies an existing folder.
+
+    Returns:
+        The manifest of the folder.
 
     Raises:
         ConfigurationError: If the folder exists with other data, or cannot be written.
         DataError: If documents cannot be read or used, or the folder exists and is damaged.
     """
     data = config.data_config
-    steps = config.max_train_steps
-    plan = BatchPlan.of(config, config.world_size)
-    phases = find_phases(data, steps, plan.global_batch, RatePlan.of(config, steps).decay_start)
+    num_steps = config.max_train_steps
+    global_batch = BatchPlan.of(config, config.world_size).global_batch
+    decay_start = RatePlan.of(config, num_steps).decay_start
+    phases = find_phases(data, num_steps, global_batch, decay_start)
 
     survey = survey_data(data)
-    measure_sample(config, tokenizer, survey.lines)
+    measure_sample(config, tokenizer, survey.lines)  # refuses a tokenizer that loses too much text
     live = LiveStreams(data, tokenizer, config.seed, phases, survey)
     manifest = Manifest(
-        format=FORMAT,
+        format=FORMAT_VERSION,
         epochs=config.epochs,
-        fingerprint=_convert_to_saved(live.fingerprint),
+        fingerprint=_convert_like_json(live.fingerprint),
         shards=[shard.name for shard in live.shards],
         streams=[],
     )
@@ -481,7 +499,11 @@ def prepare_streams(
 def _write_folder(
     config: PrepareConfig, live: LiveStreams, vocabulary_size: int, manifest: Manifest, out: Path
 ) -> None:
-    """Writes all streams, the manifest and the configuration; completes the manifest.
+    """Writes all streams, the manifest and the configuration.
+
+    Args:
+        manifest: The manifest without streams; the streams are added to it.
+        out: The folder, which appears when it is complete.
 
     Raises:
         ConfigurationError: If the folder cannot be written.
@@ -535,7 +557,7 @@ def _check_folder(out: Path, expected: Manifest) -> Manifest:
         )
 
     for stream, entry in enumerate(manifest.streams):
-        path = _find_file(out, manifest, stream)
+        path = _locate_stream_file(out, manifest, stream)
         if hash_file(path) != entry.xxh3:
             raise DataError(
                 f"{path} is damaged: the hash of its content has changed since it was prepared; "

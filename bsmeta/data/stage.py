@@ -1,14 +1,14 @@
-"""Copies the data of a run to a disk, with verification, and resumes an interrupted copy.
+"""Copies the data of a run to a disk, verifies the copies, and resumes after an interruption.
 
     python -m bsmeta.data.stage --config-name v2 data_config.train_file='s3://corpora/c4/*.gz' \
         out=/local/c4
 
 accepts every key that training accepts, and copies the shards and the held-out file of that run.
-The files keep the names that they have in the run, so a run on the copy has the same documents in
-the same order. Until the last file is verified, the folder is called `OUT.part`. After an
-interruption, rerun the same command to resume at the first missing byte; a file without a listed
-hash, such as one on a disk, is copied from its beginning. For a complete folder, the command
-compares every file with its hash.
+The files keep their names, so a run on the copies has the same documents in the same order. Until
+the last file is verified, the folder is called `OUT.part`. After an interruption, rerun the same
+command to resume at the first missing byte; a file without a listed hash, such as a file on a disk,
+is copied from its beginning. If the folder is complete, the command compares every file with its
+hash.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ from bsmeta.data.io.shards import (
     find_validation_path,
     list_shards,
 )
-from bsmeta.data.io.stores import read_range, store_of_file
+from bsmeta.data.io.stores import find_file_store, read_range
 
 TRAIN = "train"
 HELD_OUT = "validation"
 MANIFEST = "staged.jsonl"
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20  # read at a time
 MAX_DIFFERENCES_SHOWN = 10
 
 _PLAIN_VALUE = re.compile(r"[\w/.*?@%+-]+")  # a value that Hydra does not interpret
 
 
-class Copied(msgspec.Struct, frozen=True):
-    """A line of the manifest, for a complete file.
+class CopiedFile(msgspec.Struct, frozen=True):
+    """A line of the manifest: a complete copy.
 
     Attributes:
         name: Path in the folder.
-        bytes: Size of the file.
+        bytes: Size of the copy.
         content: Identifier of the original's content; see `identify_content`.
         xxh3: Hash of the copy, in hexadecimal.
     """
@@ -107,27 +107,31 @@ def stage_data(config: StageConfig, out: Path) -> str:
         DataError: If a file cannot be read or differs from its listing or its hash, or if the disk
             is too small.
     """
-    files = [*list_run_files(config)]
+    files = list(list_run_files(config))
     # Several machines that share the folder may run this at the same time.
     with hold_write_lock(out, f"copying to {out}"):
         if out.exists():
             _check_copies(out, files)
-            state = "was complete, and every file has its hash"
+            outcome = "was complete, and every file has its hash"
         else:
             part = out.with_name(f"{out.name}.part")
             _copy_files(part, files, config.parallel_files)
             part.rename(out)
-            state = "is complete, and every file is verified"
+            outcome = "is complete, and every file is verified"
 
     total_size = format_bytes(sum(file.size for file in files))
     keys = [f"  {key}={value}" for key, value in list_run_keys(config, out, files).items()]
-    return "\n".join([f"{out} {state} ({len(files):,} files, {total_size}). Train with", *keys])
+    return "\n".join([f"{out} {outcome} ({len(files):,} files, {total_size}). Train with", *keys])
 
 
 def list_run_files(config: StageConfig) -> Iterator[Shard]:
-    """Yields the files that a run reads, each with its path in the folder as its name.
+    """Yields the files that a run reads; the name of each is its path in the folder of copies.
 
-    The names come from listings: `locate_copy` refuses those that lead out of the folder.
+    The names come from listings, so they may lead out of the folder; `locate_copy` refuses these.
+
+    Raises:
+        ConfigurationError: If the configured shards or the held-out file cannot be named.
+        DataError: If a file is missing or cannot be read.
     """
     data = config.data_config
     for index, source in enumerate(build_source_configs(data).values()):
@@ -139,7 +143,8 @@ def list_run_files(config: StageConfig) -> Iterator[Shard]:
     if held_out is not None:
         name = f"{HELD_OUT}/{os.path.basename(str(held_out))}"
         try:
-            (file,) = add_sample_hashes([Shard(name, held_out, measure_file(held_out))])
+            shard = Shard(name, held_out, measure_file(held_out))
+            (file,) = add_sample_hashes([shard])
         except OSError as error:
             raise DataError(
                 f"data_config.validation_file={held_out} cannot be read: {error.strerror}; correct "
@@ -156,7 +161,7 @@ def list_run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dic
         folder = f"{TRAIN}/{index}/" if sources else f"{TRAIN}/"
         key = f"data_config.sources.{index}.train_file" if sources else "data_config.train_file"
 
-        # As a path, a folder stands only for the files directly in it that have a shard's suffix.
+        # The path of a folder names only the files directly in it that have the suffix of a shard.
         names = [file.name.removeprefix(folder) for file in files if file.name.startswith(folder)]
         is_flat = all("/" not in name and name.endswith(SUFFIXES) for name in names)
         keys[key] = quote_argument(f"{out}/{folder}" if is_flat else f"{out}/{folder}**")
@@ -170,14 +175,14 @@ def list_run_keys(config: StageConfig, out: Path, files: Sequence[Shard]) -> dic
 
 
 def quote_argument(value: str) -> str:
-    """Quotes a value for Hydra, then for the shell, as a name in a listing may contain commands."""
+    """Quotes a value for Hydra, then for the shell, because listed names may contain commands."""
     if not _PLAIN_VALUE.fullmatch(value):
         value = json.dumps(value, ensure_ascii=False)
     return shlex.quote(value)
 
 
 def _check_copies(out: Path, files: Iterable[Shard]) -> None:
-    """Compares the manifest of a complete folder with the listing, and its files with their hashes.
+    """Checks that a complete folder has copies of the listed files, and that their hashes match.
 
     Raises:
         ConfigurationError: If the folder contains other data.
@@ -192,16 +197,12 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
         )
 
     saved = {copy.name: {"bytes": copy.bytes, "content": copy.content} for copy in copies.values()}
-    listing = {file.name: {"bytes": file.size, "content": identify_content(file)} for file in files}
-    differences = describe_differences(saved, listing, "there")
-    lines = [*itertools.islice(differences, MAX_DIFFERENCES_SHOWN)]
-    if lines:
-        raise ConfigurationError(
-            "\n".join(
-                [f"out={out} contains other data; name another folder, or delete it:", *lines]
-            ),
-            ["out"],
-        )
+    listed = {file.name: {"bytes": file.size, "content": identify_content(file)} for file in files}
+    all_differences = describe_differences(saved, listed, "there")
+    differences = list(itertools.islice(all_differences, MAX_DIFFERENCES_SHOWN))
+    if differences:
+        heading = f"out={out} contains other data; name another folder, or delete it:"
+        raise ConfigurationError("\n".join([heading, *differences]), ["out"])
 
     with show_progress_bar("checking", len(copies)) as show:
         for count, copy in enumerate(copies.values(), start=1):
@@ -215,17 +216,20 @@ def _check_copies(out: Path, files: Iterable[Shard]) -> None:
             show(count, copy.name)
 
 
-def read_manifest(folder: Path) -> dict[str, Copied]:
-    """Returns the entries of a folder's manifest, by name; empty if there is none.
+def read_manifest(folder: Path) -> dict[str, CopiedFile]:
+    """Reads the manifest of a folder.
 
     An unfinished last line, which a killed process may leave, is ignored.
+
+    Returns:
+        The copies by name; empty if there is no manifest.
 
     Raises:
         DataError: If the manifest is damaged.
     """
     try:
         lines = (folder / MANIFEST).read_bytes().splitlines(keepends=True)
-        copies = [decode_json(line, Copied) for line in lines if line.endswith(b"\n")]
+        copies = [decode_json(line, CopiedFile) for line in lines if line.endswith(b"\n")]
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError as error:
@@ -234,24 +238,28 @@ def read_manifest(folder: Path) -> dict[str, Copied]:
 
 
 def identify_content(file: Shard) -> str:
-    """Returns a string that, with the size, identifies the content of a local or remote file."""
-    return file.path.content_id if isinstance(file.path, FileRef) else file.samples
+    """Returns a string that identifies the content of a file, together with its size."""
+    return file.path.content_id if isinstance(file.path, FileRef) else file.samples_hash
 
 
-def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
-    """Copies files to a folder, several in parallel; resumes an interrupted call."""
+def _copy_files(folder: Path, files: Sequence[Shard], num_threads: int) -> None:
+    """Copies files to a folder, several in parallel; resumes an interrupted call.
+
+    Raises:
+        DataError: If a file cannot be copied, or the disk is too small.
+    """
     complete = _prepare_folder(folder, files)
     missing = [file for file in files if file.name not in complete]
-    num_bytes = sum(file.size for file in files)
-    num_complete_bytes = sum(copy.bytes for copy in complete.values())
+    total_bytes = sum(file.size for file in files)
+    complete_bytes = sum(copy.bytes for copy in complete.values())
     _check_space(folder, missing)
 
     with (
         open(folder / MANIFEST, "ab", buffering=0) as manifest,
-        show_progress_bar("copying", num_bytes) as show,
-        ThreadPoolExecutor(parallel) as pool,
+        show_progress_bar("copying", total_bytes) as show,
+        ThreadPoolExecutor(num_threads) as pool,
     ):
-        copier = Copier(folder, manifest, show, num_complete_bytes)
+        copier = Copier(folder, manifest, show, complete_bytes)
         futures = [pool.submit(copier.copy, file) for file in missing]
         try:
             for future in as_completed(futures):
@@ -261,8 +269,8 @@ def _copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
             pool.shutdown(cancel_futures=True)
 
 
-def _prepare_folder(folder: Path, files: Sequence[Shard]) -> dict[str, Copied]:
-    """Prepares a folder for copying: rewrites its manifest, and removes files of other listings.
+def _prepare_folder(folder: Path, files: Sequence[Shard]) -> dict[str, CopiedFile]:
+    """Prepares a folder for copying: rewrites its manifest, and removes all other files.
 
     Returns:
         The complete copies of files in the folder, by name.
@@ -278,19 +286,19 @@ def _prepare_folder(folder: Path, files: Sequence[Shard]) -> dict[str, Copied]:
             "another folder in out, or delete it",
             ["out"],
         )
-    for file in files:  # all names are checked before anything is written
+    for file in files:  # check all names before anything is written
         locate_copy(file, folder)
         locate_part(file, folder)
 
-    complete = _find_complete(folder, files)
+    complete = _find_complete_copies(folder, files)
     with replace_atomically(folder / MANIFEST) as part:
         part.write_bytes(b"".join(map(_encode_line, complete.values())))
-    missing = [file for file in files if file.name not in complete]
-    _remove_other_files(folder, {MANIFEST, *complete, *map(name_part, missing)})
+    parts = [name_part(file) for file in files if file.name not in complete]
+    _remove_other_files(folder, {MANIFEST, *complete, *parts})
     return complete
 
 
-def _find_complete(folder: Path, files: Sequence[Shard]) -> dict[str, Copied]:
+def _find_complete_copies(folder: Path, files: Sequence[Shard]) -> dict[str, CopiedFile]:
     """Returns the complete copies of files in a folder, by name."""
     copies = read_manifest(folder)
     complete = {}
@@ -314,19 +322,19 @@ def _check_space(folder: Path, missing: Sequence[Shard]) -> None:
     """Checks that the disk has room for the missing bytes.
 
     Raises:
-        DataError: If it has not.
+        DataError: If it is too small.
     """
-    num_missing = 0
+    missing_bytes = 0
     for file in missing:
         part = locate_part(file, folder)
-        num_copied = part.stat().st_size if part.exists() else 0
-        num_missing += file.size - num_copied
+        copied_bytes = part.stat().st_size if part.exists() else 0
+        missing_bytes += file.size - copied_bytes
 
-    num_free = measure_free_bytes(folder)
-    if num_missing > num_free:
+    free_bytes = measure_free_bytes(folder)
+    if missing_bytes > free_bytes:
         raise DataError(
-            f"{folder}: {format_bytes(num_missing)} are missing, and the disk has room for "
-            f"{format_bytes(num_free)}; free some space, or name another folder"
+            f"{folder}: {format_bytes(missing_bytes)} are missing, and the disk has room for "
+            f"{format_bytes(free_bytes)}; free some space, or name another folder"
         )
 
 
@@ -334,13 +342,17 @@ def locate_copy(file: Shard, folder: Path) -> Path:
     """Returns the path of a complete copy in a folder.
 
     Raises:
-        UnsafeNameError: If the name in the listing would lead out of the folder.
+        UnsafeNameError: If the name of the file would lead out of the folder.
     """
     return join_inside(folder, file.name, str(file.path))
 
 
 def locate_part(file: Shard, folder: Path) -> Path:
-    """Returns the path of an incomplete copy in a folder; raises the error of `locate_copy`."""
+    """Returns the path of an incomplete copy in a folder.
+
+    Raises:
+        UnsafeNameError: If the name of the file would lead out of the folder.
+    """
     return join_inside(folder, name_part(file), str(file.path))
 
 
@@ -349,29 +361,29 @@ def name_part(file: Shard) -> str:
     return f"{file.name}.{xxhash.xxh3_64_hexdigest(identify_content(file).encode())}.part"
 
 
-def _encode_line(copy: Copied) -> bytes:
+def _encode_line(copy: CopiedFile) -> bytes:
     """Returns the line of the manifest for a copy."""
     return msgspec.json.encode(copy) + b"\n"
 
 
 class Copier:
-    """Copies files to a folder; its methods may be called from several threads.
+    """Copies files to a folder; several threads may call `copy`.
 
     Args:
-        manifest: Receives a line for each complete file.
+        manifest: Receives a line for each complete copy.
         show: Shows the progress in bytes.
-        num_copied: Number of bytes of the files that are already complete.
+        copied_bytes: Total size of the copies that are already complete.
 
     Attributes:
-        cancelled: Set to stop the copying, which a later call resumes.
+        cancelled: If set, all copying stops with a `CancelledError`.
     """
 
-    def __init__(self, folder: Path, manifest: RawIOBase, show: Show, num_copied: int) -> None:
+    def __init__(self, folder: Path, manifest: RawIOBase, show: Show, copied_bytes: int) -> None:
         self.cancelled = threading.Event()
         self._folder = folder
         self._manifest = manifest
         self._show = show
-        self._num_copied = num_copied
+        self._copied_bytes = copied_bytes
         self._lock = threading.Lock()
 
     def copy(self, file: Shard) -> None:
@@ -384,31 +396,35 @@ class Copier:
         part = locate_part(file, self._folder)
         part.parent.mkdir(parents=True, exist_ok=True)
         was_resumed = part.exists()
-        xxh3 = self._complete(file, part)
+        xxh3 = self._complete_copy(file, part)
         if xxh3 is None and was_resumed:  # the bytes from an earlier call may be damaged
-            xxh3 = self._complete(file, part)
+            xxh3 = self._complete_copy(file, part)
         if xxh3 is None:
             raise DataError(
                 f"{file.path}: the content differs from the listing ({identify_content(file)}); "
                 "check whether a proxy changes it, and copy again"
             )
 
-        # The line is written before the rename: after a crash, a line without its file only causes
-        # the partial copy to be read again.
-        copy = Copied(file.name, file.size, identify_content(file), xxh3)
+        # The line is written before the rename: if a crash leaves a line without its file, the
+        # partial copy is only verified again.
+        copy = CopiedFile(file.name, file.size, identify_content(file), xxh3)
         with self._lock:
             self._manifest.write(_encode_line(copy))
         part.rename(locate_copy(file, self._folder))
 
-    def _complete(self, file: Shard, part: Path) -> str | None:
+    def _complete_copy(self, file: Shard, part: Path) -> str | None:
         """Appends the missing bytes to an incomplete copy, and verifies it.
 
         Returns:
-            The xxh3 of the copy; None if the copy was wrong and has been deleted.
+            The xxh3 of the copy; None if the copy differed from the listing and was deleted.
+
+        Raises:
+            DataError: If the file cannot be read, or a local file has changed.
+            CancelledError: If copying was cancelled.
         """
         path = file.path
-        verifier = store_of_file(path).verifier(path) if isinstance(path, FileRef) else None
-        if verifier is None:  # damage in the existing bytes would not be detected
+        verifier = find_file_store(path).make_verifier(path) if isinstance(path, FileRef) else None
+        if verifier is None:  # damage in the partial copy would not be detected
             part.unlink(missing_ok=True)
 
         content_hash = xxhash.xxh3_64()
@@ -421,33 +437,37 @@ class Copier:
             self._advance(len(block))
 
         check_is_listed(file)  # a local file may have been replaced in the meantime
-        if size == file.size and (verifier is None or verifier.is_right() is not False):
+        if size == file.size and (verifier is None or verifier.matches_hash() is not False):
             return content_hash.hexdigest()
         part.unlink()
         self._advance(-size)
         return None
 
     def _read_from(self, file: Shard, start: int) -> Iterator[bytes]:
-        """Yields the content of a file from byte `start` on; 0 for a local file."""
+        """Yields the content of a file from byte `start` on (0 for a local file)."""
         if isinstance(file.path, FileRef):
             blocks: Iterator[bytes] = read_range(file.path, start, file.size, self.cancelled)
         else:
-            assert start == 0, "the partial copy of a local file is deleted before it is copied"
+            assert start == 0, "a partial copy of a local file is deleted first"
             blocks = _read_blocks(file.path)
         for block in blocks:
             if self.cancelled.is_set():
                 raise CancelledError
             yield block
 
-    def _advance(self, count: int) -> None:
-        """Adds a number of bytes to the progress, which several threads report."""
+    def _advance(self, num_bytes: int) -> None:
+        """Adds copied bytes to the shown progress."""
         with self._lock:
-            self._num_copied += count
-            self._show(self._num_copied, format_bytes(self._num_copied))
+            self._copied_bytes += num_bytes
+            self._show(self._copied_bytes, format_bytes(self._copied_bytes))
 
 
 def _read_blocks(path: str) -> Iterator[bytes]:
-    """Yields the content of a local file in blocks."""
+    """Yields the content of a local file in blocks.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(BLOCK_BYTES), b"")

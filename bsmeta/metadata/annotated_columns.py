@@ -10,7 +10,6 @@ A value is JSON (`msgspec.Raw`, bytes), or a Python object of JSON types, as fro
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import msgspec
@@ -27,15 +26,15 @@ from bsmeta.metadata.records import (
 from bsmeta.metadata.spans import read_spans
 
 CONTENT_SPANS = "content_spans"
-PREFIX = "metadata_"
-"""The prefix of the name of each column of records."""
+RECORD_COLUMN_PREFIX = "metadata_"
+"""The beginning of the name of every column of records."""
 
 Spans = list[tuple[int, int]]
-"""Starts and ends in characters, in order and disjoint."""
+"""Starts and ends in characters of the text; sorted and disjoint."""
 
 
 class _FirstColumn(msgspec.Struct):
-    """The first of several columns that may have been cut out of a line together."""
+    """The first of several columns that were cut out of a line together; its key is `""`."""
 
     column: msgspec.Raw = msgspec.field(name="")
 
@@ -47,7 +46,7 @@ _STRINGS = ForeignDecoder(list[str] | None)
 
 
 def decode_records(column: str, value: Any) -> list[Record]:
-    """Decodes the records in a column; returns none if it is null.
+    """Decodes the records in a column; returns an empty list if the column is null.
 
     Args:
         column: The name of the column, for messages.
@@ -59,18 +58,31 @@ def decode_records(column: str, value: Any) -> list[Record]:
     try:
         return _RECORDS.decode(content) or []
     except UNREADABLE as error:
-        with contextlib.suppress(*UNREADABLE):
-            first = bytes(_FIRST_COLUMN.decode(b'{"":' + memoryview(content) + b"}").column)
-            if first != bytes(content):  # `decoding.cut_column` also cut out the next columns
-                return decode_records(column, first)
+        first_column = _extract_first_column(content)
+        if first_column is not None:
+            return decode_records(column, first_column)
         raise classify_bad_document(error, f"{column}: ") from error
+
+
+def _extract_first_column(content: bytes | memoryview | msgspec.Raw) -> bytes | None:
+    """Returns the first of the columns that `decoding.cut_column` cut out of a line together.
+
+    Returns:
+        None if the content is malformed or has no further column.
+    """
+    try:
+        first_column = bytes(_FIRST_COLUMN.decode(b'{"":' + memoryview(content) + b"}").column)
+    except UNREADABLE:
+        return None
+    return first_column if first_column != bytes(content) else None
 
 
 def decode_local_records(column: str, value: Any, text_length: int) -> list[Record]:
     """Decodes the local records in a column, and checks their spans.
 
     Args:
-        text_length: Number of characters of the text.
+        column: The name of the column, for messages.
+        text_length: Number of characters in the text of the page.
 
     Raises:
         BadDocument: See `decode_records` and `read_spans`.
@@ -85,7 +97,8 @@ def decode_content_spans(value: Any) -> dict[str, Spans | None] | None:
     """Decodes the content spans of a page.
 
     Returns:
-        The spans of each extractor, or None for one that failed; None if the column is null.
+        The spans by extractor, where None marks an extractor that failed; None if the column is
+        null.
 
     Raises:
         BadDocument: `wrong_type` or `not_json`.
@@ -102,7 +115,10 @@ def decode_content_spans(value: Any) -> dict[str, Spans | None] | None:
 
 
 def decode_strings(column: str, value: Any) -> list[str]:
-    """Decodes a column of strings, such as `html_title`; returns none if it is null.
+    """Decodes a column of strings, such as `html_title`; returns an empty list if it is null.
+
+    Args:
+        column: The name of the column, for messages.
 
     Raises:
         BadDocument: `wrong_type` or `not_json`.
@@ -114,7 +130,7 @@ def decode_strings(column: str, value: Any) -> list[str]:
 
 
 def _encode_value(value: Any) -> bytes | memoryview | msgspec.Raw:
-    """Encodes a value as JSON, unless it is JSON already."""
+    """Encodes a Python object as JSON; returns JSON unchanged."""
     if isinstance(value, bytes | memoryview | msgspec.Raw):
         return value
     return msgspec.json.encode(value)

@@ -18,17 +18,17 @@ class ChatForm:
     """How a chat template renders the values of a type.
 
     Attributes:
-        kind: `value`: the value, perhaps in buckets; `address`: a part of an address; `date`: year
-            and month of a date in ISO 8601; `constant`: the same text for every document; `code`:
-            impossible, because it takes code.
-        parts: The rendered record.
-        parts_of_year: The rendered record of a date without a month.
-        part: Of an address: `full`, `host` or `path`.
-        scale: The numbers n and k of a scale n * 10^k, of which the whole multiples are rendered.
+        kind: `value`: the value, in buckets if `scale` or `bounds` is set; `address`: a part of an
+            address; `date`: year and month of a date in ISO 8601; `constant`: the same text for
+            every document; `code`: the template cannot render the type, because that takes code.
+        parts: The literal texts and fields of a record.
+        parts_of_year: The same for a date without a month.
+        part: The rendered part of an address: `full`, `host` or `path`.
+        scale: The integers n and k of the factor n * 10^k; floor(factor * value) is rendered.
         bounds: Numerator and denominator of each bound of the buckets, ascending.
-        labels: The texts of the buckets, one more than bounds.
+        labels: The texts of the buckets, one more than `bounds`.
         text: The text of a constant.
-        reason: Why a form is impossible.
+        reason: Why the template cannot render the type, if `kind` is `code`.
     """
 
     kind: str
@@ -43,7 +43,11 @@ class ChatForm:
 
 
 def split_template(template: str) -> tuple[Part, ...]:
-    """Splits a template such as `URL: {value}` into its literal texts and fields."""
+    """Splits a template such as `URL: {value}` into its literal texts and fields.
+
+    Raises:
+        ValueError: If the braces of the template are not balanced.
+    """
     return tuple(
         (literal, field or "") for literal, field, _, _ in string.Formatter().parse(template)
     )

@@ -1,8 +1,8 @@
 """Writes the chat template of a configuration: the renderer that an exported model carries.
 
-transformers, vLLM, TGI and llama.cpp build the prefix with it, from a message of the role
-`metadata` and the text in further messages. It renders global records from the values of the data;
-of local types, it only announces them in the prefix.
+transformers, vLLM, TGI and llama.cpp build the prefix with it, from a message with the role
+`metadata`; the text is in further messages. The template renders global records from their values.
+It only announces local types in the prefix, because inserting their records takes code.
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ from bsmeta.metadata.processors import make_types
 
 _TEMPLATE = Path(__file__).with_name("chat_template.j2")
 
-_RENDERING = ("global_text", "_value")
-"""Methods of a type with which its form must agree."""
+_RENDERING_METHODS = ("render_global", "_render_value")
+"""Methods of a type whose result its chat form must reproduce."""
 
 
 def takes_chat_template(config: MetadataConfig) -> bool:
-    """Whether a template can render the metadata: not without types, nor without their content."""
+    """Whether a template can render the metadata of a configuration.
+
+    It cannot if there are no types, or if constant or random tokens replace their values.
+    """
     return bool(config.metadata_list) and config.metadata_values in (OWN, SHUFFLED)
 
 
 def render_chat_template(
     config: MetadataConfig, *, has_bos: bool = False, bare_lead: str | None = None
 ) -> str:
-    """Returns the template, in Jinja.
+    """Returns the chat template of a configuration, in Jinja.
 
     Args:
         has_bos: Whether documents begin with the tokenizer's BOS token.
-        bare_lead: The part of the lead that comes before a text that the model begins itself; None:
-            all of it. The rest merges with the first word.
+        bare_lead: The part of the lead to render if no text follows, because the tokenizer merges
+            the rest with the first word that the model generates; None: the whole lead.
     """
     separators = choose_separators(config)
-    types = []
+    types: list[dict[str, Any]] = []
     for key, metadata_type in make_types(config).items():
         form = asdict(find_chat_form(metadata_type, config))
         settings = {name: value for name, value in form.items() if value}
@@ -62,27 +65,29 @@ def render_chat_template(
         "months": MONTHS,
         "ascii": "".join(map(chr, range(128))),
     }
-    # Literals of JSON without null are literals of Jinja, too.
+
+    # JSON without null is also a literal of Jinja.
     literal = json.dumps(trained, ensure_ascii=False)
     body = _TEMPLATE.read_text(encoding="utf-8").rstrip("\n")
     return f"{{%- set trained = {literal} -%}}\n{body}"
 
 
 def find_chat_form(metadata_type: MetadataType, config: MetadataConfig) -> ChatForm:
-    """Returns the form of a type; of a local type, of its announcement."""
+    """Returns the chat form of a type's global records, or of a local type's announcement."""
     if metadata_type.is_local:
-        return _announce(metadata_type.key, config)
+        return _make_announcement_form(metadata_type.key, config)
 
     # A class that changes the rendering of its base class does not inherit the form.
     for cls in type(metadata_type).__mro__:
-        if "chat_form" in vars(cls):
+        if "make_chat_form" in vars(cls):
             break
-        if any(name in vars(cls) for name in _RENDERING):
+        if any(name in vars(cls) for name in _RENDERING_METHODS):
             return ChatForm(kind="code", reason="its class renders it with code")
-    return metadata_type.chat_form()
+    return metadata_type.make_chat_form()
 
 
-def _announce(key: str, config: MetadataConfig) -> ChatForm:
+def _make_announcement_form(key: str, config: MetadataConfig) -> ChatForm:
+    """Returns the form of a local type: its announcement, if the configuration has one."""
     announcements = config.local_metadata_special_tokens or {}
     announcement = announcements.get(key, key)
     if announcement and config.add_local_metadata_special_tokens_in_prefix:

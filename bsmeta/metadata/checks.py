@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.metadata import MAX_TYPES, MetadataConfig, apply_phase
@@ -29,7 +29,7 @@ _SPECIAL_TOKEN_KEYS = (
     "local_metadata_special_token_start",
     "local_metadata_special_token_end",
 )
-# For each setting by type, the attribute of a type that is true if the setting has an effect.
+# Setting by type -> the attribute of `MetadataType` that says whether the setting affects a type.
 _EFFECT_ATTRIBUTES = {
     "metadata_templates": "takes_template",
     "value_bucket_bounds": "takes_buckets",
@@ -44,7 +44,7 @@ def find_metadata_problems(config: MetadataConfig) -> list[Problem]:
     problems += _find_template_problems(config)
     problems += _find_bucket_problems(config)
     for metadata_type in PROCESSORS.values():
-        problems += metadata_type.problems(config)
+        problems += metadata_type.find_problems(config)
     problems += _find_schedule_problems(config)
     problems += _find_sampling_problems(config)
     problems += _find_substitute_problems(config)
@@ -52,25 +52,24 @@ def find_metadata_problems(config: MetadataConfig) -> list[Problem]:
 
 
 def _find_prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields problems with the length of the prefix, and with an unusable boundary token."""
+    """Yields a problem for an unusable boundary token, and for a prefix that fills a sequence."""
     token = config.metadata_boundary_token
     if token and (token.split() != [token] or token.isalnum()):
         key = "metadata_boundary_token"
         expected = 'a string that no text contains, without blanks, such as <|text|>, or ""'
         yield make_problem(key, format_value(token), expected, format_setting(key, "'<|text|>'"))
 
-    limit = config.prefix_max_tokens
-    if limit is not None and 2 <= config.max_seq_len <= limit:
+    max_tokens = config.prefix_max_tokens
+    if max_tokens is not None and 2 <= config.max_seq_len <= max_tokens:
         key = "prefix_max_tokens"
         expected = f"1 to {config.max_seq_len - 1} (max_seq_len - 1), or null"
-        yield make_problem(key, format_value(limit), expected, format_setting(key, "null"))
+        yield make_problem(key, format_value(max_tokens), expected, format_setting(key, "null"))
 
 
 def _find_sampling_problems(config: MetadataConfig) -> Iterator[Problem]:
     """Yields a problem for each setting that prevents any type from being sampled."""
-    columns = config.metadata_column_list
-    with_records = [name for name in config.metadata_list if not find_type(name).always_present]
-    if columns == [] and with_records:
+    needs_columns = any(not find_type(name).always_present for name in config.metadata_list)
+    if config.metadata_column_list == [] and needs_columns:
         expected = f"columns that hold {', '.join(config.metadata_list)}, or null (all of them)"
         fix = format_setting(
             "metadata_column_list", "null (for text alone: metadata_probability=0)"
@@ -89,22 +88,21 @@ def _find_phase_sampling_problems(phase: MetadataConfig, key_prefix: str) -> Ite
 
     Args:
         phase: The metadata configuration during the phase.
-        key_prefix: The prefix of the phase's keys.
+        key_prefix: Prepended to the phase's keys in messages, such as `schedule.0.`.
     """
     types = phase.metadata_list
     if not types or not phase.metadata_probability > 0:
         return
 
-    dropped = {name for name, chance in phase.metadata_dropout.items() if chance >= 1}
-    dropped.update(name for name in types if find_type(name).sample_rate(phase) <= 0)
-    if dropped.issuperset(types):
+    dropped_types = {name for name, chance in phase.metadata_dropout.items() if chance >= 1}
+    dropped_types.update(name for name in types if find_type(name).get_sample_rate(phase) <= 0)
+    has_weight = any(find_type(name).find_weight(name, phase) for name in types)
+    if dropped_types.issuperset(types):
         content = f"{', '.join(types)} left out of every document"
         expected = "a type that can be sampled"
         fix = "a chance below 1 (for text alone: metadata_probability=0)"
         yield make_problem(f"{key_prefix}metadata_dropout", content, expected, fix)
-    elif phase.random_sample_metadata and not any(
-        find_type(name).weight(name, phase) for name in types
-    ):
+    elif phase.random_sample_metadata and not has_weight:
         key = f"{key_prefix}random_sample_metadata_weights"
         expected = "a type of metadata_list that can be sampled"
         fix = "give one of them a weight (for text alone: metadata_probability=0)"
@@ -112,19 +110,22 @@ def _find_phase_sampling_problems(phase: MetadataConfig, key_prefix: str) -> Ite
 
 
 def _find_substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields a problem for metadata outside the prefix if `metadata_values` replaces only that."""
+    """Yields a problem for metadata outside the prefix, if constants or random tokens replace it.
+
+    They can replace the prefix only.
+    """
     values = config.metadata_values
     if values not in (CONSTANT, RANDOM):
         return
 
-    local = [name for name in config.metadata_list if find_type(name).is_local]
-    if local:
+    local_types = [name for name in config.metadata_list if find_type(name).is_local]
+    if local_types:
         expected = (
             f"no types about places in the text, because metadata_values={values} replaces "
             "the prefix only"
         )
-        fix = f"leave {', '.join(local)} out"
-        yield make_problem(_LIST_KEY, ", ".join(local), expected, fix)
+        fix = f"leave {', '.join(local_types)} out"
+        yield make_problem(_LIST_KEY, ", ".join(local_types), expected, fix)
 
     if config.metadata_position != "prepend":
         expected = f"prepend, because metadata_values={values} replaces the prefix only"
@@ -133,9 +134,9 @@ def _find_substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _find_type_list_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields problems with `metadata_list`, and with settings for types that it does not have."""
+    """Yields a problem for each invalid entry of `metadata_list`, and for types missing in it."""
     types = config.metadata_list
-    keys = map_columns()
+    keys_by_column = map_columns()
     if len(types) > MAX_TYPES:
         expected = f"at most {MAX_TYPES}, because each type needs a bit of a 32-bit integer"
         yield make_problem(_LIST_KEY, f"{len(types)} types", expected, "drop some")
@@ -144,9 +145,9 @@ def _find_type_list_problems(config: MetadataConfig) -> Iterator[Problem]:
             _LIST_KEY, f"{name} more than once", "each type once", f"drop one {name}"
         )
     for name in types:
-        if name in keys:
-            expected = f"the key of its records, {keys[name]}"
-            fix = f"{keys[name]} there; a column belongs in metadata_column_list"
+        if name in keys_by_column:
+            expected = f"the key of its records, {keys_by_column[name]}"
+            fix = f"{keys_by_column[name]} there; a column belongs in metadata_column_list"
             yield make_problem(_LIST_KEY, f"the column {name}", expected, fix)
 
     if config.loss_on_metadata_types is not None and not config.loss_on_metadata:
@@ -169,11 +170,19 @@ def _find_unlisted_type_problems(config: MetadataConfig) -> Iterator[Problem]:
         "value_bucket_scale": config.value_bucket_scale,
         "loss_on_metadata_types": dict.fromkeys(config.loss_on_metadata_types or ()),
     }
-    for name, values in settings_by_type.items():
-        for unknown in [key for key in values if key not in config.metadata_list]:
-            expected = f"types of metadata_list{suggest_nearest(unknown, config.metadata_list)}"
-            fix = f"add {unknown} to metadata_list, or drop it here"
-            yield make_problem(name, f"the type {unknown}", expected, fix)
+    for setting, types in settings_by_type.items():
+        yield from _find_unlisted_types(setting, types, config)
+
+
+def _find_unlisted_types(
+    setting: str, types: Iterable[str], config: MetadataConfig
+) -> Iterator[Problem]:
+    """Yields a problem for each of a setting's types that is missing in `metadata_list`."""
+    for name in types:
+        if name not in config.metadata_list:
+            expected = f"types of metadata_list{suggest_nearest(name, config.metadata_list)}"
+            fix = f"add {name} to metadata_list, or drop it here"
+            yield make_problem(setting, f"the type {name}", expected, fix)
 
 
 def _find_template_problems(config: MetadataConfig) -> Iterator[Problem]:
@@ -228,7 +237,7 @@ def _find_bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _find_schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Yields problems with the order, the shares and the types of the phases."""
+    """Yields a problem for a misplaced `at_decay`, for wrong shares, and for unlisted types."""
     for index, phase in enumerate(config.schedule):
         if phase.at_decay and (index == 0 or index + 1 < len(config.schedule)):
             expected = "false: only the last of several phases may begin with the decay"
@@ -241,18 +250,18 @@ def _find_schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
         yield make_problem("schedule", f"the shares {shares}", expected, "change the shares")
 
     for index, phase in enumerate(config.schedule):
-        for unknown in [name for name in phase.types or () if name not in config.metadata_list]:
-            expected = f"types of metadata_list{suggest_nearest(unknown, config.metadata_list)}"
-            fix = f"add {unknown} to metadata_list, or drop it here"
-            yield make_problem(f"schedule.{index}.types", f"the type {unknown}", expected, fix)
+        yield from _find_unlisted_types(f"schedule.{index}.types", phase.types or (), config)
 
 
-def _list_replaced_separators(config: MetadataConfig) -> Iterator[str]:
-    """Yields the separators that the boundary token replaces, unless they have their defaults."""
+def _describe_replaced_separators(config: MetadataConfig) -> Iterator[str]:
+    """Yields a note if the boundary token replaces separators that have been configured."""
+    if not config.metadata_boundary_token:
+        return
+
     defaults = MetadataConfig()
-    names = ("metadata_prefix_sep", "metadata_text_sep", "metadata_suffix_start_seq")
-    replaced = [name for name in names if getattr(config, name) != getattr(defaults, name)]
-    if config.metadata_boundary_token and replaced:
+    separators = ("metadata_prefix_sep", "metadata_text_sep", "metadata_suffix_start_seq")
+    replaced = [name for name in separators if getattr(config, name) != getattr(defaults, name)]
+    if replaced:
         token = format_value(config.metadata_boundary_token)
         yield (
             f"{CONFIG_KEY}: {', '.join(replaced)} not used: metadata_boundary_token={token} takes "
@@ -261,9 +270,9 @@ def _list_replaced_separators(config: MetadataConfig) -> Iterator[str]:
 
 
 def find_row_budget_problems(config: DataConfig) -> list[Problem]:
-    """Returns a problem for each setting that changes the text of a row, or its loss.
+    """Returns a problem for each setting that makes a row's text or loss depend on the metadata.
 
-    Under `row_budget=text`, neither may depend on the metadata.
+    Neither may depend on it under `row_budget=text`; under others, there is no problem.
     """
     if config.row_budget != BY_TEXT:
         return []
@@ -274,9 +283,9 @@ def find_row_budget_problems(config: DataConfig) -> list[Problem]:
         "without_metadata_same_context": "the text is the same in any case (metadata_list=[])",
         "special_tokens_in_text": "runs with other special tokens would have other text tokens",
     }
-    local = [name for name in metadata.metadata_list if find_type(name).is_local]
-    if local:
-        reason = f"the loss is over text only, and {', '.join(local)} would be in the text"
+    local_types = [name for name in metadata.metadata_list if find_type(name).is_local]
+    if local_types:
+        reason = f"the loss is over text only, and {', '.join(local_types)} would be in the text"
         reasons["treat_local_metadata_as_regular_text"] = reason
 
     problems: list[Problem] = []
@@ -290,37 +299,42 @@ def find_row_budget_problems(config: DataConfig) -> list[Problem]:
 def list_metadata_notes(config: MetadataConfig) -> list[str]:
     """Returns a note for each setting that has no effect.
 
-    Such settings are for types not in `metadata_list`, or for types that ignore them. They are not
-    problems, so that models that were trained with them can be used. Weights are by key or column.
-    Special tokens may be for any known type, because a configuration may serve several values of
+    Such a setting names types that are not in `metadata_list`, or that ignore it. It is allowed, so
+    that models that were trained with it can still be used. Weights name keys or columns. Special
+    tokens may name any known type, because a configuration may serve several values of
     `metadata_list`.
     """
     if not config.metadata_list or not config.metadata_probability > 0:
         return []
 
-    notes = [*_list_replaced_separators(config)]
-    keys = map_columns()
+    notes = [*_describe_replaced_separators(config)]
     known_types = {*PROCESSORS, *config.metadata_list}
-    absent: dict[str, list[str]] = {}
-    absent["random_sample_metadata_weights"] = [
+    for setting, names in _list_absent_types(config, known_types).items():
+        if names:
+            types = ", ".join(names)
+            notes.append(f"{CONFIG_KEY}.{setting} names {types}, which metadata_list does not have")
+
+    for setting, attribute in _EFFECT_ATTRIBUTES.items():
+        unaffected = [
+            name
+            for name in getattr(config, setting)
+            if name in known_types and not getattr(find_type(name), attribute)
+        ]
+        if unaffected:
+            notes.append(f"{CONFIG_KEY}.{setting} has no effect on {', '.join(unaffected)}")
+    return notes
+
+
+def _list_absent_types(config: MetadataConfig, known_types: Set[str]) -> dict[str, list[str]]:
+    """Returns the types without effect that weights and special tokens name, by setting."""
+    keys_by_column = map_columns()
+    absent_types: dict[str, list[str]] = {}
+    absent_types["random_sample_metadata_weights"] = [
         name
         for name in config.random_sample_metadata_weights
-        if keys.get(name, name) not in config.metadata_list
+        if keys_by_column.get(name, name) not in config.metadata_list
     ]
-    for name in _SPECIAL_TOKEN_KEYS:
-        absent[name] = [key for key in getattr(config, name) or () if key not in known_types]
-    notes += [
-        f"{CONFIG_KEY}.{name} names {', '.join(types)}, which metadata_list does not have"
-        for name, types in absent.items()
-        if types
-    ]
-
-    for name, attribute in _EFFECT_ATTRIBUTES.items():
-        ignoring = [
-            key
-            for key in getattr(config, name)
-            if key in known_types and not getattr(find_type(key), attribute)
-        ]
-        if ignoring:
-            notes.append(f"{CONFIG_KEY}.{name} has no effect on {', '.join(ignoring)}")
-    return notes
+    for setting in _SPECIAL_TOKEN_KEYS:
+        strings_by_type = getattr(config, setting) or {}
+        absent_types[setting] = [name for name in strings_by_type if name not in known_types]
+    return absent_types

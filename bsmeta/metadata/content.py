@@ -20,10 +20,13 @@ from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record
 from bsmeta.metadata.spans import Int64, read_relative_positions, read_spans
 
-ALL = "all"
+WHOLE_TEXT = "all"
+"""The `data_config.content` that keeps the whole text of a page."""
 
 
 class _Line(msgspec.Struct, gc=False):
+    """The only column of a line that is decoded here."""
+
     content_spans: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -31,10 +34,10 @@ _LINE_DECODER = ForeignDecoder(_Line)
 
 
 def read_content_spans(line: Line, content: str) -> Spans:
-    """Returns the spans of a line's text that are trained on; none if the extractor failed.
+    """Returns the spans of a line's text to train on; an empty list if the extractor failed.
 
     Args:
-        content: The value of `data_config.content`.
+        content: An extractor, `union` or `intersection` (the value of `data_config.content`).
 
     Raises:
         BadDocument: `no_content_spans` if the extractor was not run; `wrong_type` or `not_json`.
@@ -45,52 +48,58 @@ def read_content_spans(line: Line, content: str) -> Spans:
     except UNREADABLE as error:
         raise BadDocument("wrong_type", f"{CONTENT_SPANS}: {error}") from error
 
-    column = decode_content_spans(value)
-    names = (content,) if content in EXTRACTORS else EXTRACTORS
-    missing = [name for name in names if name not in (column or {})]
-    if column is None or missing:
+    spans_by_extractor = decode_content_spans(value) or {}
+    extractors = (content,) if content in EXTRACTORS else EXTRACTORS
+    missing = [name for name in extractors if name not in spans_by_extractor]
+    if missing:
         raise BadDocument(
             "no_content_spans",
             f"the row has no {CONTENT_SPANS} of {' and '.join(missing)}, which data_config.content="
             f"{content} needs: annotate its page with annotators=[…, content]",
         )
 
-    extracted = [column[name] or [] for name in names]
-    if len(extracted) == 1:
-        return extracted[0]
-    return _combine_spans(extracted, min_lists=1 if content == "union" else len(extracted))
+    span_lists = [spans_by_extractor[name] or [] for name in extractors]
+    if len(span_lists) == 1:
+        return span_lists[0]
+    return _combine_spans(span_lists, min_lists=1 if content == "union" else len(span_lists))
 
 
-def _combine_spans(lists: Sequence[Spans], min_lists: int) -> Spans:
-    """Returns the spans that are covered by at least `min_lists` of several lists of spans.
+def _combine_spans(span_lists: Sequence[Spans], min_lists: int) -> Spans:
+    """Returns the spans that at least `min_lists` of several lists cover.
 
     Args:
-        lists: Lists of disjoint spans.
+        span_lists: The spans of each extractor; disjoint within a list.
     """
     edges: list[tuple[int, int]] = []  # (position, 1) for a start, (position, -1) for an end
-    for spans in lists:
+    for spans in span_lists:
         for start, end in spans:
             edges += (start, 1), (end, -1)
     edges.sort()
 
     combined: Spans = []
-    num_open = 0  # spans that cover the current position
+    num_covering = 0  # spans that cover the current position
     begin = 0
     for position, change in edges:
-        previous_num_open = num_open
-        num_open += change
-        if previous_num_open < min_lists <= num_open:
+        was_covered = num_covering >= min_lists
+        num_covering += change
+        is_covered = num_covering >= min_lists
+
+        if is_covered and not was_covered:
             begin = position
-        elif num_open < min_lists <= previous_num_open and begin < position:
+        elif was_covered and not is_covered and begin < position:
             combined.append((begin, position))
     return combined
 
 
 class KeptText:
-    """The spans of an original text that are kept, joined to a new text.
+    """The kept spans of an original text, joined into a new text.
 
-    Two spans are joined with a line break if there is one between them in the original text, or
-    with a space if there is other white space, or else directly.
+    Where the original text has a line break between two spans, a line break joins them; where it
+    has other white space, a space; elsewhere they are joined directly.
+
+    Args:
+        text: The original text.
+        spans: The spans to keep.
 
     Attributes:
         text: The new text.
@@ -102,9 +111,9 @@ class KeptText:
 
     def __init__(self, text: str, spans: Spans) -> None:
         self._length = len(text)
-        parts: list[str] = []
+        chunks: list[str] = []
         rows: list[tuple[int, int, int]] = []  # start, end, and start in the new text
-        length = 0  # of the new text
+        new_length = 0
         previous_end = 0
         for start, end in spans:
             if not previous_end <= start <= end <= len(text):
@@ -115,14 +124,14 @@ class KeptText:
 
             if rows:
                 separator = _choose_separator(text[previous_end:start])
-                parts.append(separator)
-                length += len(separator)
-            parts.append(text[start:end])
-            rows.append((start, end, length))
-            length += end - start
+                chunks.append(separator)
+                new_length += len(separator)
+            chunks.append(text[start:end])
+            rows.append((start, end, new_length))
+            new_length += end - start
             previous_end = end
 
-        self.text = "".join(parts)
+        self.text = "".join(chunks)
         self._starts, self._ends, self._new_starts = np.array(rows, np.int64).reshape(-1, 3).T
 
     def clip(self, key: str, records: Sequence[Record]) -> list[Record]:
@@ -140,9 +149,10 @@ class KeptText:
             BadDocument: If a span is out of bounds in the original text.
         """
         records = [msgspec.structs.replace(record) for record in records]  # types may share them
-        local = [record for record in records if record.is_local()]
+        local_records = [record for record in records if record.is_local()]
         clipped = [record for record in records if not record.is_local()]
-        clipped += self._clip_local(key, local) if local else []
+        if local_records:
+            clipped += self._clip_local(key, local_records)
 
         if find_type(key).measures_text:
             for record in clipped:
@@ -152,22 +162,22 @@ class KeptText:
                 record.value = str(length) if isinstance(record.value, str) else length
         return clipped
 
-    def _clip_local(self, key: str, local: Sequence[Record]) -> list[Record]:
+    def _clip_local(self, key: str, records: Sequence[Record]) -> list[Record]:
         """Changes the spans of local records in place, and returns the kept records."""
-        spans = read_spans(key, local, self._length)
+        spans = read_spans(key, records, self._length)
         new_spans, is_kept = self._translate_spans(spans)
-        records = [local[row] for row in np.flatnonzero(is_kept).tolist()]
-        for record, (start, end) in zip(records, new_spans[is_kept].tolist(), strict=True):
+        kept_records = [records[row] for row in np.flatnonzero(is_kept).tolist()]
+        for record, (start, end) in zip(kept_records, new_spans[is_kept].tolist(), strict=True):
             record.char_start_idx = start
             record.char_end_idx = end
 
-        relative = read_relative_positions(key, local)
+        relative = read_relative_positions(key, records)
         if relative is not None:
-            relative = _rank_positions(spans[is_kept], relative[is_kept], new_spans[is_kept])
-            for record, (start, end) in zip(records, relative.tolist(), strict=True):
+            ranks = _rank_positions(spans[is_kept], relative[is_kept], new_spans[is_kept])
+            for record, (start, end) in zip(kept_records, ranks.tolist(), strict=True):
                 record.relative_start_pos = start
                 record.relative_end_pos = end
-        return records
+        return kept_records
 
     def _translate_spans(self, spans: Int64) -> tuple[Int64, NDArray[np.bool_]]:
         """Translates spans of the original text into spans of the kept text.
@@ -179,40 +189,52 @@ class KeptText:
         if not len(self._starts):
             return new_spans, np.zeros(len(spans), np.bool_)
 
-        start, end = spans.T
-        is_empty = start == end
+        starts, ends = spans.T
+        first, last, is_kept = self._find_kept_spans(starts, ends)
 
-        # For each span, the first kept span that ends after its start (an empty one may lie at the
-        # end of a kept span), and the last kept span that starts before its end.
-        first = np.where(
-            is_empty,
-            np.searchsorted(self._ends, start, "left"),
-            np.searchsorted(self._ends, start, "right"),
-        )
-        last = np.where(is_empty, first, np.searchsorted(self._starts, end, "left") - 1)
+        offsets_in_first = np.maximum(starts - self._starts[first], 0)
+        offsets_in_last = np.minimum(ends, self._ends[last]) - self._starts[last]
+        new_spans[:, 0] = self._new_starts[first] + offsets_in_first
+        new_spans[:, 1] = self._new_starts[last] + offsets_in_last
+        return new_spans, is_kept
+
+    def _find_kept_spans(
+        self, starts: Int64, ends: Int64
+    ) -> tuple[Int64, Int64, NDArray[np.bool_]]:
+        """Finds the kept spans that each span of the original text overlaps.
+
+        An empty span overlaps a kept span that contains its position or ends there.
+
+        Returns:
+            The index of the first and of the last kept span that each overlaps (int64 [n], 0 if it
+            overlaps none), and whether it overlaps any (bool [n]).
+        """
+        is_empty = starts == ends
+        num_ended = np.searchsorted(self._ends, starts, "right")
+        num_ended_before = np.searchsorted(self._ends, starts, "left")
+        num_begun = np.searchsorted(self._starts, ends, "left")
+        first = np.where(is_empty, num_ended_before, num_ended)
+        last = np.where(is_empty, first, num_begun - 1)
+
         is_kept = (first < len(self._starts)) & (last >= 0) & (first <= last)
         first = np.where(is_kept, first, 0)
         last = np.where(is_kept, last, 0)
-        is_kept &= ~is_empty | (self._starts[first] <= start)
-
-        offset_in_first = np.maximum(start - self._starts[first], 0)
-        offset_in_last = np.minimum(end, self._ends[last]) - self._starts[last]
-        new_spans[:, 0] = self._new_starts[first] + offset_in_first
-        new_spans[:, 1] = self._new_starts[last] + offset_in_last
-        return new_spans, is_kept
+        is_kept &= ~is_empty | (self._starts[first] <= starts)
+        return first, last, is_kept
 
 
 def _choose_separator(between: str) -> str:
-    """Returns the white space to put between two kept spans instead of the text between them."""
+    """Returns the white space that replaces the text between two kept spans."""
     if "\n" in between:
         return "\n"
-    return " " if any(map(str.isspace, between)) else ""
+    has_space = any(character.isspace() for character in between)
+    return " " if has_space else ""
 
 
 def _rank_positions(old_spans: Int64, relative: Int64, new_spans: Int64) -> Int64:
-    """Computes new relative positions: ranks from 0 at each position in the kept text.
+    """Computes the relative positions in the kept text: ranks from 0 at each position.
 
-    The ranks keep the order by (old position, old relative position); ties stay ties.
+    The ranks preserve the order by old position, then by old relative position; ties stay ties.
 
     Args:
         old_spans: int64 [n, 2], spans in the original text.
@@ -220,20 +242,20 @@ def _rank_positions(old_spans: Int64, relative: Int64, new_spans: Int64) -> Int6
         new_spans: int64 [n, 2], spans in the kept text.
 
     Returns:
-        int64 [n, 2].
+        The new relative start and end positions: int64 [n, 2].
     """
     new_positions = new_spans.reshape(-1)
     old_positions = old_spans.reshape(-1)
     old_relative = relative.reshape(-1)
     order = np.lexsort((old_relative, old_positions, new_positions))
-    rows = np.stack((new_positions, old_positions, old_relative))[:, order]
+    columns = np.stack((new_positions, old_positions, old_relative))[:, order]
 
-    # Count distinct rows, from 0 at each new position.
-    is_change = (rows[:, 1:] != rows[:, :-1]).any(axis=0)
+    # The rank is the number of distinct columns before a column, at the same new position.
+    is_change = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
     counts = np.concatenate(([0], np.cumsum(is_change)))
-    is_first = np.concatenate(([True], rows[0, 1:] != rows[0, :-1]))
-    first_rows = np.maximum.accumulate(np.where(is_first, np.arange(len(counts)), 0))
+    is_first = np.concatenate(([True], columns[0, 1:] != columns[0, :-1]))
+    first_at_position = np.maximum.accumulate(np.where(is_first, np.arange(len(counts)), 0))
 
     ranks = np.empty_like(old_relative)
-    ranks[order] = counts - counts[first_rows]
+    ranks[order] = counts - counts[first_at_position]
     return ranks.reshape(-1, 2)

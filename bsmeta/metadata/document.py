@@ -12,18 +12,19 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bsmeta.core.foreign_json import ForeignDecoder
-from bsmeta.metadata.annotated_columns import PREFIX, decode_records
+from bsmeta.metadata.annotated_columns import RECORD_COLUMN_PREFIX, decode_records
 from bsmeta.metadata.content import KeptText
 from bsmeta.metadata.records import UNREADABLE, Record
 
 NO_COLUMN = msgspec.Raw()
+"""The value of a column that a line does not have."""
 
 _MAX_EMPTY_LIST_BYTES = 16
 """Maximum length of a raw column that is decoded to see whether it is `[]` or `null`."""
 
 
 class _Value(msgspec.Struct, gc=False):
-    """Only the value of a record, which decodes in half the time."""
+    """A record of which only the value is decoded, which takes half the time."""
 
     value: str | int | float
 
@@ -31,7 +32,7 @@ class _Value(msgspec.Struct, gc=False):
 _ADDRESS_DECODER = ForeignDecoder(str | list[_Value | str] | None)
 
 Undecoded = msgspec.Raw | Callable[[], bytes]
-"""The JSON of a column, or a function that returns it."""
+"""The JSON of a column, or a function that encodes the column as JSON."""
 
 
 class Document:
@@ -40,7 +41,7 @@ class Document:
     Attributes:
         text: The plain text; may be empty.
         whole_text: The text before `keep` restricted it.
-        url: The `url` column (not the metadata record), if there is one.
+        url: The value of the `url` column (not of a metadata record); None if there is none.
     """
 
     __slots__ = (
@@ -73,14 +74,15 @@ class Document:
         return key in self._records or key in self._undecoded
 
     def records(self, key: str) -> Sequence[Record]:
-        """Returns the records with a key in their original order; decodes them if necessary.
+        """Returns the records with a key, in their original order; decodes them on first use.
 
         Raises:
-            BadDocument: If the undecoded column does not have valid records.
+            BadDocument: If the column of the records is invalid.
         """
         column = self._undecoded.get(key)
         if column is not None:
-            records = decode_records(f"{PREFIX}{key}", column() if callable(column) else column)
+            content = column() if callable(column) else column
+            records = decode_records(f"{RECORD_COLUMN_PREFIX}{key}", content)
             if self._kept is not None:
                 records = self._kept.clip(key, records)
             group_records(self._records, key, records)
@@ -88,15 +90,22 @@ class Document:
         return self._records.get(key, ())
 
     def keep(self, kept_text: KeptText) -> None:
-        """Restricts text and local records to a part of the text; lazy records when decoded.
+        """Restricts the text and the local records to a part of the text.
+
+        Records of lazy types are restricted when they are decoded.
 
         Raises:
             BadDocument: If the span of a local record is out of bounds.
         """
         self.text = kept_text.text
         self._kept = kept_text
-        clipped = {key: kept_text.clip(key, records) for key, records in self._records.items()}
-        self._records = {key: records for key, records in clipped.items() if records}
+
+        clipped_records: dict[str, list[Record]] = {}
+        for key, records in self._records.items():
+            clipped = kept_text.clip(key, records)
+            if clipped:
+                clipped_records[key] = clipped
+        self._records = clipped_records
 
     def add(self, key: str, record: Record) -> None:
         """Adds a record under a key."""
@@ -105,27 +114,48 @@ class Document:
     def collect_addresses(self, key: str) -> set[str]:
         """Returns the addresses in the `url` column and in the records with the address key.
 
-        The records are read even if `metadata_list` does not have that key; they are then skipped
-        if they cannot be decoded.
+        If `metadata_list` lacks that key, its column is decoded here, and ignored if it is invalid.
+
+        Args:
+            key: The address key.
         """
         addresses = {str(record.value) for record in self._records.get(key, ())}
         if self.url is not None:
             addresses.add(self.url)
         if self._address_column is not NO_COLUMN:
             with contextlib.suppress(*UNREADABLE):
-                values = _ADDRESS_DECODER.decode(self._address_column) or ()
-                for value in [values] if isinstance(values, str) else values:
-                    addresses.add(value if isinstance(value, str) else str(value.value))
+                addresses |= _decode_addresses(self._address_column)
         return addresses
+
+
+def _decode_addresses(column: msgspec.Raw) -> set[str]:
+    """Decodes a column of addresses: null, an address, or a list of addresses and records.
+
+    Raises:
+        msgspec.DecodeError: If the column is invalid.
+    """
+    values = _ADDRESS_DECODER.decode(column)
+    if not values:
+        return set()
+    if isinstance(values, str):
+        return {values}
+    return {value if isinstance(value, str) else str(value.value) for value in values}
 
 
 def group_records(
     groups: dict[str, list[Record]], column_key: str, records: Sequence[Record] | None
 ) -> None:
-    """Adds records to the groups by their own key or, if they have none, by their column's key."""
+    """Adds records to the group of their key, or of their column's key if they have none.
+
+    Args:
+        groups: The records by key, to which the records are added.
+        records: The records of a column; None or empty if the column has none.
+    """
     if not records:
         return
-    if len(records) == 1 or len({record.key for record in records}) == 1:  # as in most columns
+
+    # Most columns have records of one key, which are added at once.
+    if len(records) == 1 or len({record.key for record in records}) == 1:
         groups.setdefault(records[0].key or column_key, []).extend(records)
         return
 
@@ -134,7 +164,7 @@ def group_records(
 
 
 def is_empty(raw: msgspec.Raw) -> bool:
-    """Whether an undecoded column has no records (it is absent, `null` or `[]`)."""
+    """Whether an undecoded column has no records: it is absent, `null` or `[]`."""
     content = memoryview(raw)
     if len(content) > _MAX_EMPTY_LIST_BYTES:
         return False

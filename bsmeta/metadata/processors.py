@@ -1,9 +1,8 @@
-"""Types: the properties of each metadata key, and how its records are rendered.
+"""The metadata types that differ from the default type: their properties and their rendering.
 
-Each type is a class: it renders a global record to a string in the prefix, and a local record to
-strings at the start and end of its span; and it has the properties that other modules need.
-`PROCESSORS` has the types that differ from the default type. The strings are the same as in the
-BigScience `metadata` repository, because published models are trained on them.
+Each type is a class. It renders a global record as a string in the prefix, and a local record as
+strings at the start and end of its span. The strings are the same as in the BigScience `metadata`
+repository, because published models are trained on them.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from bsmeta.metadata.metadata_type import (
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Record, classify_bad_document
 
 _MAX_CACHED_TAGS = 1 << 14
-"""Maximum number of cached html tags (a few MB); four out of five tags recur on the same page."""
+"""Maximum number of cached html tags (a few MB); four of five tags occur on their page again."""
 
 
 class Timestamp(MetadataType):
-    """`Year: 2018 | Month: December` regardless of `metadata_key_value_sep`, as published."""
+    """A date: `Year: 2018 | Month: December`, whatever `metadata_key_value_sep` is."""
 
     template_fields = frozenset({"key", "value", "year", "month"})
     takes_buckets = False
@@ -44,7 +43,7 @@ class Timestamp(MetadataType):
         super().__init__(key, config)
         self._record_separator = config.metadata_sep
 
-    def global_text(self, record: Record) -> str | None:
+    def render_global(self, record: Record) -> str | None:
         year, month = format_year_and_month(str(record.value))
         if self._template is not None:
             fields = {"key": self.key, "value": record.value, "year": year, "month": month or ""}
@@ -55,22 +54,23 @@ class Timestamp(MetadataType):
             parts.append(f"Month: {month}")
         return self._record_separator.join(parts)
 
-    def chat_form(self) -> ChatForm:
+    def make_chat_form(self) -> ChatForm:
         if self._template is not None:
-            parts = self._split_form()
+            parts = self._list_parts()
             return ChatForm(kind="date", parts=parts, parts_of_year=parts)
         year = ("Year: ", "year")
         month = (f"{self._record_separator}Month: ", "month")
         return ChatForm(kind="date", parts=(year, month), parts_of_year=(year,))
 
     @classmethod
-    def group(cls, value: str, config: MetadataConfig) -> str | None:
+    def find_group(cls, value: str, config: MetadataConfig) -> str | None:
         """Returns the year."""
-        return str(format_year_and_month(value)[0])
+        year, _ = format_year_and_month(value)
+        return str(year)
 
 
 class Url(MetadataType):
-    """`url: foo.bar/Year 2021/`: the address, or a part of it, with %-escapes decoded."""
+    """An address, or a part of it, with %-escapes decoded: `url: foo.bar/Year 2021/`."""
 
     is_address = True
     takes_buckets = False
@@ -82,41 +82,41 @@ class Url(MetadataType):
         super().__init__(key, config)
         self._granularity = config.url_granularity
 
-    def _value(self, record: Record) -> str | None:
+    def _render_value(self, record: Record) -> str | None:
         return make_url_readable(str(record.value), self._granularity)
 
-    def chat_form(self) -> ChatForm:
+    def make_chat_form(self) -> ChatForm:
         if self._granularity not in ("full", "host", "path"):
             reason = f"url_granularity={self._granularity} takes code"
             return ChatForm(kind="code", reason=reason)
-        return ChatForm(kind="address", parts=self._split_form(), part=self._granularity)
+        return ChatForm(kind="address", parts=self._list_parts(), part=self._granularity)
 
     @classmethod
-    def prompt_value(cls, value: str) -> str:
+    def format_for_prompt(cls, value: str) -> str:
         return unquote_plus(value)
 
     @classmethod
-    def group(cls, value: str, config: MetadataConfig) -> str | None:
-        """Returns the host, or the part that the model was trained with if it is less specific."""
+    def find_group(cls, value: str, config: MetadataConfig) -> str | None:
+        """Returns the host, or the rendered part of the address if that is less specific."""
         part = config.url_granularity
         if part not in ("registered_domain", "suffix", "path"):
             part = "host"
         return make_url_readable(value, part)
 
     @classmethod
-    def value_of_group(cls, group: str, config: MetadataConfig) -> str:
+    def make_group_value(cls, group: str, config: MetadataConfig) -> str:
         return group if config.url_granularity == "path" else f"https://{group}/"
 
 
 class Title(MetadataType):
-    """`Title: …`."""
+    """The title of a document: `Title: …`."""
 
     label = "Title"
     example = "The first program"
 
 
 class WebsiteDescription(MetadataType):
-    """`Website Description: …`."""
+    """The description of a document's website: `Website Description: …`."""
 
     columns = ("website_desc",)
     label = "Website Description"
@@ -125,7 +125,7 @@ class WebsiteDescription(MetadataType):
 
 
 class Datasource(MetadataType):
-    """`Datasource: example.de > forum > 21 new project`."""
+    """The source of a document: `Datasource: example.de > forum > 21 new project`."""
 
     columns = ("generation_datasource",)
     label = "Datasource"
@@ -134,7 +134,7 @@ class Datasource(MetadataType):
 
 
 class Length(MetadataType):
-    """`Text Length: 123` for the text; `[length: 12]…[/length: 12]` for a sentence."""
+    """A number of characters: `Text Length: 123`; of a sentence: `[length: 12]…[/length: 12]`."""
 
     columns = ("generation_length_text", "generation_length_sentence")
     measures_text = True
@@ -144,7 +144,7 @@ class Length(MetadataType):
 
 
 class Paragraph(MetadataType):
-    """`[paragraph: 1]…[/paragraph: 1]`."""
+    """A paragraph: `[paragraph: 1]…[/paragraph: 1]`."""
 
     is_lazy = True
     is_local = True
@@ -152,7 +152,7 @@ class Paragraph(MetadataType):
 
 
 class Entity(MetadataType):
-    """`Biden [[Joe Biden]] studied at …`."""
+    """An entity after its mention: `Biden [[Joe Biden]] studied at …`."""
 
     is_lazy = True
     is_local = True
@@ -162,12 +162,12 @@ class Entity(MetadataType):
     example = "Ada_Lovelace"
     example_span = (0, 12)
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
         return "", f" [[{str(record.value).replace('_', ' ')}]]"
 
 
 class EntityParagraph(MetadataType):
-    """` |Joe Biden|` at the start or the end of the paragraph that mentions the entity."""
+    """An entity at the start or the end of the paragraph that mentions it: ` |Joe Biden|`."""
 
     is_lazy = True
     is_local = True
@@ -180,7 +180,7 @@ class EntityParagraph(MetadataType):
         super().__init__(key, config)
         self._at_start = config.entity_setting == "beg"
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
         text = f" |{str(record.value).replace('_', ' ')}|"
         return (text, "") if self._at_start else ("", text)
 
@@ -188,7 +188,7 @@ class EntityParagraph(MetadataType):
 class HtmlAttributes(msgspec.Struct, gc=False):
     """The attributes of an html tag: parallel lists of names and values.
 
-    A value may be a number, as in a record; the value of an attribute without one is null.
+    A value may be a number, as the value of a record may; an attribute without a value has null.
     """
 
     attrs: list[str]
@@ -206,7 +206,7 @@ class LengthRange(NamedTuple):
 
 
 class Html(MetadataType):
-    """`<b class:level1 id:4>…</b>`, with the tags and attributes kept by the configuration."""
+    """An html tag with the attributes that are kept: `<b class:level1 id:4>…</b>`."""
 
     is_lazy = True
     is_longest = True
@@ -221,14 +221,14 @@ class Html(MetadataType):
         rules = config.html_parser_config
         tag_rules = rules.all_tags_rules
         attributes = tag_rules.attributes_to_keep
-        self._attributes = None if attributes is None else frozenset(attributes)
+        self._kept_attributes = None if attributes is None else frozenset(attributes)
 
-        # The strings of a tag, by its name and the JSON of its attributes.
-        self._cached: dict[str, dict[bytes, tuple[str, str]]] = {}
+        # The opening and closing string of a tag, by its name and the JSON of its attributes.
+        self._cached_tags: dict[str, dict[bytes, tuple[str, str]]] = {}
         self._num_cached = 0
 
         self._dropped_lengths = LengthRange(tag_rules.txt_min_chr_len, tag_rules.txt_max_chr_len)
-        self._exceptions = frozenset(tag_rules.tags_exceptions_to_txt_max_min_chr_len)
+        self._exempt_tags = frozenset(tag_rules.tags_exceptions_to_txt_max_min_chr_len)
         self._dropped_tags = {
             tag: LengthRange(minimum, maximum)
             for tag, minimum, maximum in zip(
@@ -239,24 +239,24 @@ class Html(MetadataType):
             )
         }
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
-        return self.local_texts([record], [length])[0]
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
+        return self.render_locals([record], [length])[0]
 
-    def local_texts(
+    def render_locals(
         self, records: Sequence[Record], lengths: Sequence[int]
     ) -> list[tuple[str, str] | None]:
         # One loop without function calls, for speed: a page has hundreds of tags.
         minimum, maximum = self._dropped_lengths
-        exceptions = self._exceptions
+        exempt_tags = self._exempt_tags
         dropped_tags = self._dropped_tags
-        cached = self._cached
+        cached_tags = self._cached_tags
         texts: list[tuple[str, str] | None] = []
         for record, length in zip(records, lengths, strict=True):
             tag = record.value
             if type(tag) is not str:
                 tag = str(tag)
 
-            if minimum <= length <= maximum and tag not in exceptions:
+            if minimum <= length <= maximum and tag not in exempt_tags:
                 texts.append(None)
                 continue
             if tag in dropped_tags:
@@ -267,18 +267,18 @@ class Html(MetadataType):
 
             attributes = bytes(record.html_attrs)
             try:
-                texts.append(cached[tag][attributes])
+                texts.append(cached_tags[tag][attributes])
             except KeyError:
                 texts.append(self._render_and_cache(tag, attributes))
         return texts
 
     def _render_and_cache(self, tag: str, attributes: bytes) -> tuple[str, str]:
-        """Renders a tag, and caches the result."""
+        """Renders a tag, and caches its strings; clears a full cache first."""
         if self._num_cached >= _MAX_CACHED_TAGS:
-            self._cached.clear()
+            self._cached_tags.clear()
             self._num_cached = 0
         strings = self._render_tag(tag, attributes)
-        self._cached.setdefault(tag, {})[attributes] = strings
+        self._cached_tags.setdefault(tag, {})[attributes] = strings
         self._num_cached += 1
         return strings
 
@@ -298,18 +298,17 @@ class Html(MetadataType):
         if decoded is None:
             return f"<{tag}>", f"</{tag}>"
         if len(decoded.attrs) != len(decoded.values):
-            problem = f"<{tag}> has {len(decoded.attrs)} attributes, {len(decoded.values)} values"
-            raise BadDocument("html_attributes_mismatch", problem)
+            detail = f"<{tag}> has {len(decoded.attrs)} attributes, {len(decoded.values)} values"
+            raise BadDocument("html_attributes_mismatch", detail)
 
-        text = "".join(
-            f" {name}:{'' if value is None else value}"
-            for name, value in zip(decoded.attrs, decoded.values, strict=True)
-            if self._attributes is None or name in self._attributes
-        )
-        return f"<{tag}{text}>", f"</{tag}>"
+        opening = f"<{tag}"
+        for name, value in zip(decoded.attrs, decoded.values, strict=True):
+            if self._kept_attributes is None or name in self._kept_attributes:
+                opening += f" {name}:{'' if value is None else value}"
+        return f"{opening}>", f"</{tag}>"
 
     @classmethod
-    def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
+    def find_problems(cls, config: MetadataConfig) -> Iterator[Problem]:
         rules = config.html_parser_config
         section = "html_parser_config"
         name_list = "tags_to_remove_alone_tag_name"
@@ -328,19 +327,19 @@ class Html(MetadataType):
 
 
 class BasicStartLocal(MetadataType):
-    """The value itself, at the start of its span."""
+    """The value alone, at the start of its span."""
 
     is_local = True
     takes_buckets = False
     example = "note: "
     example_span = (0, 4)
 
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+    def render_local(self, record: Record, length: int) -> tuple[str, str] | None:
         return str(record.value), ""
 
 
 class MetaTokens(MetadataType):
-    """Learnable tokens without records, which only signal that metadata is present.
+    """Learnable tokens without content, which only signal that metadata is present.
 
     Source: "Beyond URLs" (2025), which trains five of them.
     """
@@ -355,10 +354,10 @@ class MetaTokens(MetadataType):
         self._tokens = [f"<|meta_{number}|>" for number in range(config.num_meta_tokens)]
         self.literals = "".join(self._tokens), ""
 
-    def global_text(self, record: Record) -> str | None:
+    def render_global(self, record: Record) -> str | None:
         return "".join(self._tokens)
 
-    def chat_form(self) -> ChatForm:
+    def make_chat_form(self) -> ChatForm:
         return ChatForm(kind="constant", text="".join(self._tokens))
 
     @property
@@ -390,16 +389,19 @@ LONGEST_COLUMN = next(key for key, cls in PROCESSORS.items() if cls.is_longest)
 
 
 def find_type(key: str) -> type[MetadataType]:
-    """Returns the class of a metadata key."""
+    """Returns the class of a metadata key; `MetadataType` for a key without one."""
     return PROCESSORS.get(key, MetadataType)
 
 
 def map_columns() -> dict[str, str]:
-    """Maps each column that is not named after its key, without `metadata_`, to that key."""
-    keys: dict[str, str] = {}
+    """Maps each column that is not named after its key to that key.
+
+    Names of columns are without `metadata_`.
+    """
+    keys_by_column: dict[str, str] = {}
     for key, cls in PROCESSORS.items():
-        keys |= dict.fromkeys(cls.columns, key)
-    return keys
+        keys_by_column |= dict.fromkeys(cls.columns, key)
+    return keys_by_column
 
 
 def make_types(config: MetadataConfig) -> dict[str, MetadataType]:

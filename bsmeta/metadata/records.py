@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 
 UNREADABLE = (msgspec.DecodeError,)
-"""The errors that a decoder raises if a line or column is not JSON of the expected types."""
+"""The errors of decoders for a line or column that is not JSON of the expected types."""
 
 WholeLine = bytes | memoryview
-"""A line, or a view into the block it was read in: copying costs as much as decompression."""
+"""A line, or a view of it in the block that was read: copying takes as long as decompression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,9 @@ class PartialLine:
     """A line of JSON without its lazy columns, which are encoded only when they are needed.
 
     Attributes:
-        text: The line without these columns: a JSON object.
-        lazy_columns: For each lazy column that has records, a function that returns its JSON.
+        text: A JSON object with all other columns.
+        lazy_columns: A function that returns the JSON of a column, for each lazy column with
+            records.
     """
 
     text: WholeLine
@@ -37,14 +38,14 @@ class PartialLine:
 
 
 Line = WholeLine | PartialLine
-"""A document of a shard as JSON."""
+"""A line of a shard: a document as JSON."""
 
 
 class BadDocument(ValueError):
     """A document that cannot be used.
 
     Attributes:
-        reason: A short name under which such documents are counted, such as `not_json`.
+        reason: The name under which such documents are counted, such as `not_json`.
         detail: The invalid value and its location, for messages.
     """
 
@@ -70,16 +71,16 @@ class Record(msgspec.Struct, gc=False):
     html_attrs: msgspec.Raw = msgspec.Raw(b"null")
 
     def is_local(self) -> bool:
-        """Whether the record is about a span; inferred from the span if `type` is missing."""
+        """Whether the record is about a span; a record without a `type` is if it has a span."""
         if self.type is None:
             return self.char_start_idx is not None
         return self.type == "local"
 
 
 def select_local_records(records: Sequence[Record]) -> list[Record]:
-    """Selects the local records.
+    """Returns the local records in their order.
 
-    Inlines `Record.is_local`, because a document may have hundreds of records.
+    The condition is `Record.is_local`, inlined because a document may have hundreds of records.
     """
     return [
         record
@@ -92,7 +93,10 @@ def classify_bad_document(error: Exception, location: str = "") -> BadDocument:
     """Converts a decoder's error to a `BadDocument`.
 
     Args:
-        location: The column that was decoded, as a prefix of the detail; "" for the whole line.
+        location: The decoded column, as the beginning of the detail; "" for the whole line.
+
+    Returns:
+        An error with the reason `not_json`, `text_not_string`, `not_an_object` or `wrong_type`.
     """
     detail = f"{location}{error}"
     if not isinstance(error, msgspec.ValidationError):

@@ -1,37 +1,24 @@
-"""Samples a document's metadata types, chooses their values, and renders the text of the model.
+"""Renders a document with some of its metadata types: the text that a model reads.
 
-Second and third stage of the flow (line -> document -> sampled types -> rendered text). Every
-choice of types is drawn from the generator passed in (one per document); none depends on the
-content of the records. Global records form the prefix (or, if appended, the suffix); local records
-are inserted into the text. The model reads `prefix + lead + body + suffix`.
-
-Values of other documents show the benefit of the content of metadata. A shuffled value is another
-document's (and may happen to be the same); a wrong value is another document's and differs from
-this document's; a matched value is a wrong value of similar length, so that it takes up a similar
-share of the context. A model can be trained on shuffled values (`metadata_values`), but not on the
-others: if a type has few values, a wrong one reveals the right one. Constant and random tokens
-replace the tokens of a prefix one by one.
+Third stage of the flow (line -> document -> sampled types -> rendered text). Global records form
+the prefix (or, if appended, the suffix); local records are inserted into the text. The model reads
+`prefix + lead + body + suffix`.
 """
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from bsmeta.config.metadata import MetadataConfig, choose_separators
 from bsmeta.core.errors import raise_problems
 from bsmeta.metadata.checks import find_metadata_problems
 from bsmeta.metadata.document import Document
-from bsmeta.metadata.metadata_type import MATCHED, OWN, SHUFFLED
-from bsmeta.metadata.processors import find_type, make_types
+from bsmeta.metadata.processors import make_types
 from bsmeta.metadata.records import Record, select_local_records
 from bsmeta.metadata.spans import (
     LocalTags,
@@ -49,174 +36,6 @@ NO_SPANS: Spans = np.zeros((0, 2), np.int32)
 NO_TOKEN_TYPES: TokenTypes = np.zeros(0, np.uint8)
 
 
-class TypeChance(NamedTuple):
-    """How a metadata type is sampled.
-
-    Attributes:
-        always_present: Whether documents have the type without having a record of it.
-        dropout: The probability that the type is dropped.
-        weight: Its sampling weight.
-    """
-
-    key: str
-    always_present: bool
-    dropout: float
-    weight: float
-
-
-class TypeSampler:
-    """Draws the metadata types of documents."""
-
-    def __init__(self, config: MetadataConfig) -> None:
-        self._probability = config.metadata_probability
-        self._draws_some = config.random_sample_metadata
-        self._chances = [  # computed once: sampling runs for every document
-            TypeChance(key, find_type(key).always_present, chance["left_out"], chance["weight"])
-            for key, chance in compute_chances(config).items()
-        ]
-
-    def draw(self, document: Document, rng: random.Random) -> tuple[str, ...]:
-        """Draws the types that a document is rendered with.
-
-        The document gets any metadata with probability `metadata_probability`. Then
-        `metadata_dropout` and the type's own sample rate each drop types at random; of the n
-        remaining types, k (uniform in 1..n) are drawn without replacement, with probability
-        proportional to `random_sample_metadata_weights`.
-
-        Args:
-            document: The candidates are the types of its records.
-
-        Returns:
-            Keys in the order of `metadata_list`; `()` for none.
-        """
-        if rng.random() >= self._probability:
-            return ()
-
-        candidates = [
-            (key, weight)
-            for key, always_present, dropout, weight in self._chances
-            if (always_present or document.has(key)) and rng.random() >= dropout
-        ]
-        if not self._draws_some:
-            return tuple(key for key, _ in candidates)
-
-        drawable = [(key, weight) for key, weight in candidates if weight > 0]
-        if not drawable:
-            return ()
-        count = rng.randint(1, len(drawable))
-
-        # Sequential weighted draws without replacement are equivalent to taking the smallest of
-        # exponential variables with those rates (Efraimidis and Spirakis 2006).
-        arrival_times = {key: -math.log(1.0 - rng.random()) / weight for key, weight in drawable}
-        earliest = frozenset(sorted(arrival_times, key=arrival_times.__getitem__)[:count])
-        return tuple(key for key, _ in candidates if key in earliest)
-
-
-def compute_chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
-    """Returns the sampling weight of each type and its probability of being left out."""
-    return {
-        key: {
-            "weight": find_type(key).weight(key, config),
-            "left_out": find_type(key).dropout(key, config),
-        }
-        for key in config.metadata_list
-    }
-
-
-class Documents(Protocol):
-    """Documents by index."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Document: ...
-
-
-class Donors:
-    """Chooses the document (the donor) from which each metadata type of a document is taken.
-
-    The documents form a random cycle; each document takes each type from the next document in the
-    cycle that has it (so if all documents have all types, all values come from one document).
-
-    Args:
-        documents: Read once.
-    """
-
-    def __init__(self, documents: Documents, types: Sequence[str], seed: int) -> None:
-        self._documents = documents
-        self._types = tuple(types)
-        self._order = np.random.default_rng(seed).permutation(len(documents))
-        self._rank = np.argsort(self._order)  # of each document in the order
-
-        self._digests = np.zeros((len(self._types), len(documents)), dtype=np.uint64)
-        self._lengths = np.zeros((len(self._types), len(documents)), dtype=np.int64)
-        for index in range(len(documents)):
-            document = documents[index]
-            for row, key in enumerate(self._types):
-                records = document.records(key)
-                self._digests[row, index] = _hash_values(records)
-                self._lengths[row, index] = sum(len(str(record.value)) for record in records)
-
-    def replace_values(self, index: int, document: Document, values: str) -> Document:
-        """Returns a document with its own, shuffled, wrong or matched values.
-
-        A type without a donor among the other documents is left out.
-        """
-        if values == OWN:
-            return document
-
-        records: dict[str, list[Record]] = {}
-        for row, key in enumerate(self._types):
-            if not document.has(key):
-                continue
-            donor = self._find_donor(row, index, values)
-            if donor is None:
-                continue
-            donated = _replace_values(document.records(key), self._documents[donor].records(key))
-            if donated:
-                records[key] = donated
-        return Document(document.text, document.url, records)
-
-    def _find_donor(self, row: int, index: int, values: str) -> int | None:
-        """Finds the donor of a type (a row) for a document; None if there is none."""
-        rank = int(self._rank[index])
-        cycle = np.roll(self._order, -rank)[1:]  # starts at the next document
-        digests = self._digests[row]
-        is_usable = digests[cycle] != 0
-        if values != SHUFFLED:
-            is_usable &= digests[cycle] != digests[index]
-        donors = cycle[is_usable]
-        if not len(donors):
-            return None
-
-        if values == MATCHED:
-            distances = np.abs(self._lengths[row, donors] - self._lengths[row, index])
-            return int(donors[np.argmin(distances)])
-        return int(donors[0])
-
-
-def _hash_values(records: Sequence[Record]) -> int:
-    """Hashes the values of a type; 0 if there are none."""
-    if not records:
-        return 0
-    values: list[Any] = [(record.value, record.html_attrs) for record in records]
-    return xxhash.xxh3_64_intdigest(msgspec.json.encode(values)) or 1
-
-
-def _replace_values(records: Sequence[Record], donated: Sequence[Record]) -> list[Record]:
-    """Returns the donor's global records, and its local values, in turn, at a document's spans."""
-    replaced = [record for record in donated if not record.is_local()]
-    donated_local = select_local_records(donated)
-    if not donated_local:
-        return replaced
-
-    for number, record in enumerate(select_local_records(records)):
-        source = donated_local[number % len(donated_local)]
-        replaced.append(
-            msgspec.structs.replace(record, value=source.value, html_attrs=source.html_attrs)
-        )
-    return replaced
-
-
 @dataclass(slots=True, eq=False)  # not frozen: that would take four times as long to create
 class Rendered:
     """A document as a model reads it: `prefix + lead + body + suffix`.
@@ -224,23 +43,30 @@ class Rendered:
     Spans are int32 [m, 2], character offsets in their string, sorted and disjoint. Token types
     (`token_types`) are uint8 [m]: 1 + the index of the type in `metadata_list`.
 
+    The configuration determines some parts of a string (the spans in `prefix_configured`,
+    `configured` and `suffix_configured`), the document all others. A special token that is spelled
+    out is encoded as such only in configured parts.
+
     Attributes:
         text: The document's text, without any metadata.
         prefix: Global records and announcements; "" if there are none. Tokenized separately.
-        prefix_spans: Its records, each with the separator after it; together they cover the prefix.
+        prefix_spans: The records in `prefix`, each with the separator after it; together they cover
+            the prefix.
+        prefix_token_types: The token type of each record in `prefix`.
         lead: Joins prefix and body; "" without a prefix. Tokenized with the body, but not part of
             the text.
         body: The text with local records inserted.
         spans: The inserted strings in `body`, one row each.
+        span_token_types: The token type of each inserted string.
         suffix: Appended global records with their separators; "" if there are none. Tokenized
             separately; comes before the end-of-text token.
-        suffix_spans: Its records, each with the separator before it; together they cover the
-            suffix.
+        suffix_spans: The records in `suffix`, each with the separator before it; together they
+            cover the suffix.
+        suffix_token_types: The token type of each record in `suffix`.
         types: The keys that were rendered, in the order of `metadata_list`.
-        prefix_own: Rows as in spans: the parts of `prefix` that come from the configuration, not
-            from the document. Only there is a literal special token encoded as one.
-        own: The parts of `body` that come from the configuration.
-        suffix_own: The parts of `suffix` that come from the configuration.
+        prefix_configured: The configured parts of `prefix`.
+        configured: The configured parts of `body`.
+        suffix_configured: The configured parts of `suffix`.
     """
 
     text: str
@@ -255,17 +81,17 @@ class Rendered:
     suffix_spans: Spans = field(default_factory=lambda: NO_SPANS)
     suffix_token_types: TokenTypes = field(default_factory=lambda: NO_TOKEN_TYPES)
     types: tuple[str, ...] = ()
-    prefix_own: Spans = field(default_factory=lambda: NO_SPANS)
-    own: Spans = field(default_factory=lambda: NO_SPANS)
-    suffix_own: Spans = field(default_factory=lambda: NO_SPANS)
+    prefix_configured: Spans = field(default_factory=lambda: NO_SPANS)
+    configured: Spans = field(default_factory=lambda: NO_SPANS)
+    suffix_configured: Spans = field(default_factory=lambda: NO_SPANS)
 
     @property
-    def whole(self) -> str:
-        """The complete text that the model reads."""
+    def full_text(self) -> str:
+        """The text that the model reads, with its metadata."""
         return self.prefix + self.lead + self.body + self.suffix
 
     def without_metadata(self) -> Rendered:
-        """Returns the same text without any metadata.
+        """Returns the document rendered without any metadata.
 
         The lead is kept, so that the first token is the same as with metadata.
         """
@@ -273,24 +99,32 @@ class Rendered:
 
 
 class RecordText(NamedTuple):
-    """A string of the prefix or suffix.
+    """A rendered record, or an announcement, of the prefix or suffix.
 
     Attributes:
         token_type: 1 + the type's index in `metadata_list`.
-        start: Number of leading characters that come from the configuration, not from the record.
-        end: Number of trailing characters that come from the configuration.
+        num_leading: Number of leading characters that come from the configuration.
+        num_trailing: Number of trailing characters that come from the configuration.
     """
 
     token_type: int
     text: str
-    start: int
-    end: int
+    num_leading: int
+    num_trailing: int
+
+
+class GlobalTexts(NamedTuple):
+    """The rendered records of a document's prefix and suffix, in their order."""
+
+    prefix: list[RecordText]
+    suffix: list[RecordText]
 
 
 class JoinedTexts(NamedTuple):
-    """The strings of a prefix or suffix, joined.
+    """The rendered records of a prefix or suffix, joined into one string.
 
     Attributes:
+        text: The whole prefix or suffix.
         spans: The span of each record, including the separators around it.
         token_types: The token type of each record.
         configured: The spans that come from the configuration.
@@ -306,7 +140,7 @@ class Renderer:
     """Renders documents.
 
     Raises:
-        ConfigurationError: Listing everything that is wrong with the configuration.
+        ConfigurationError: Listing all invalid settings of the metadata.
     """
 
     def __init__(self, config: MetadataConfig) -> None:
@@ -325,7 +159,7 @@ class Renderer:
         self._wrappers_after = self._map_strings_by_type(config.local_metadata_special_token_end)
 
     def _map_strings_by_type(self, strings: Mapping[str, str] | None) -> dict[int, str]:
-        """Maps the token types of listed metadata types to their strings, except empty ones."""
+        """Returns the strings of the types in `metadata_list` by token type, except empty ones."""
         return {
             self._token_types[key]: string
             for key, string in (strings or {}).items()
@@ -338,34 +172,27 @@ class Renderer:
         Args:
             types: Keys to use; `()` renders the text alone. Keys that the document lacks, or that
                 are not in `metadata_list`, are ignored.
+
+        Raises:
+            BadDocument: If a record that is rendered is invalid.
         """
         if not types:
             return Rendered(document.text, body=document.text)
 
-        before: list[RecordText] = []
-        after: list[RecordText] = []
+        global_texts = GlobalTexts(prefix=[], suffix=[])
         tags: list[LocalTags] = []
-        for key, token_type in self._token_types.items():
+        for key in self._types:
             if key not in types:
                 continue
 
-            metadata_type = self._types[key]
             records = document.records(key)
-            local = select_local_records(records)
-            global_records = records if len(local) < len(records) else ()
-            for text in self._render_global_texts(key, global_records):
-                record_text = RecordText(token_type, text, *metadata_type.count_literal_ends(text))
-                if self._prepends or metadata_type.prefix_only:
-                    before.append(record_text)
-                if self._appends and not metadata_type.prefix_only:
-                    after.append(record_text)
-
-            if local:
-                tags.append(self._render_local_tags(key, local, document.text))
-                announcement = self._announcements.get(key, key)
-                if announcement and self._config.add_local_metadata_special_tokens_in_prefix:
-                    before.append(RecordText(token_type, announcement, len(announcement), 0))
-        return self._assemble(document.text, before, after, tags)
+            local_records = select_local_records(records)
+            has_global_records = len(local_records) < len(records)
+            self._add_global_records(key, records if has_global_records else (), global_texts)
+            if local_records:
+                tags.append(self._render_local_tags(key, local_records, document.text))
+                self._add_announcement(key, global_texts)
+        return self._assemble(document.text, global_texts, tags)
 
     def list_special_tokens(self) -> list[str]:
         """Lists the strings to add to a tokenizer as special tokens, without duplicates.
@@ -387,20 +214,37 @@ class Renderer:
             tokens += metadata_type.special_tokens
         return [token for token in dict.fromkeys(tokens) if token]
 
-    def _render_global_texts(self, key: str, records: Sequence[Record]) -> list[str]:
-        """Renders a type's global records."""
+    def _add_global_records(self, key: str, records: Sequence[Record], texts: GlobalTexts) -> None:
+        """Renders the global records of a type, and adds them to the prefix, the suffix or both."""
         metadata_type = self._types[key]
         if metadata_type.always_present:
             records = [Record(value="")]
-        texts = [metadata_type.global_text(record) for record in records if not record.is_local()]
-        return [text for text in texts if text]
+
+        for record in records:
+            text = None if record.is_local() else metadata_type.render_global(record)
+            if not text:
+                continue
+
+            num_leading, num_trailing = metadata_type.count_literal_ends(text)
+            record_text = RecordText(self._token_types[key], text, num_leading, num_trailing)
+            if self._prepends or metadata_type.prefix_only:
+                texts.prefix.append(record_text)
+            if self._appends and not metadata_type.prefix_only:
+                texts.suffix.append(record_text)
+
+    def _add_announcement(self, key: str, texts: GlobalTexts) -> None:
+        """Adds the announcement of a local type to the prefix, if the configuration has one."""
+        announcement = self._announcements.get(key, key)
+        if announcement and self._config.add_local_metadata_special_tokens_in_prefix:
+            num_leading = len(announcement)
+            texts.prefix.append(RecordText(self._token_types[key], announcement, num_leading, 0))
 
     def _render_local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
-        """Renders the insertions of a type's local records, except records that the type drops."""
+        """Renders the strings of a type's local records, without the records that it drops."""
         spans = read_spans(key, records, len(text))
         relative = read_relative_positions(key, records)
         lengths = (spans[:, 1] - spans[:, 0]).tolist()
-        pairs = self._types[key].local_texts(records, lengths)
+        pairs = self._types[key].render_locals(records, lengths)
         kept_pairs = [pair for pair in pairs if pair is not None]
         if len(kept_pairs) < len(pairs):
             is_kept = np.array([pair is not None for pair in pairs])
@@ -411,30 +255,27 @@ class Renderer:
         closings = [closing for _, closing in kept_pairs]
         return LocalTags(self._token_types[key], spans, relative, openings, closings)
 
-    def _assemble(
-        self,
-        text: str,
-        before: list[RecordText],
-        after: list[RecordText],
-        tags: list[LocalTags],
-    ) -> Rendered:
-        """Joins prefix and suffix, and inserts the tags into the text."""
+    def _assemble(self, text: str, global_texts: GlobalTexts, tags: list[LocalTags]) -> Rendered:
+        """Joins the records of prefix and suffix, and inserts the tags into the text."""
         rendered = Rendered(text, body=text)
-        if before:
-            self._add_prefix(rendered, before)
-        if after:
-            self._add_suffix(rendered, after)
+        if global_texts.prefix:
+            self._add_prefix(rendered, global_texts.prefix)
+        if global_texts.suffix:
+            self._add_suffix(rendered, global_texts.suffix)
         if tags:
             self._insert_tags(rendered, tags)
 
+        # A type is rendered if a record of it is: tags without a string are not inserted.
         token_types = set(rendered.span_token_types.tobytes())
-        token_types.update(record.token_type for record in (*before, *after))
+        token_types.update(record.token_type for record in global_texts.prefix)
+        token_types.update(record.token_type for record in global_texts.suffix)
         rendered.types = tuple(
             key for key, token_type in self._token_types.items() if token_type in token_types
         )
         return rendered
 
     def _add_prefix(self, rendered: Rendered, records: list[RecordText]) -> None:
+        """Joins the records of the prefix, with the configured start, separators and end."""
         config = self._config
         prefix = _join_records(
             [config.metadata_prefix_start_seq] + [""] * (len(records) - 1),
@@ -444,10 +285,11 @@ class Renderer:
         rendered.prefix = prefix.text
         rendered.prefix_spans = prefix.spans
         rendered.prefix_token_types = prefix.token_types
-        rendered.prefix_own = prefix.configured
+        rendered.prefix_configured = prefix.configured
         rendered.lead = self._separators.lead if prefix.text else ""
 
     def _add_suffix(self, rendered: Rendered, records: list[RecordText]) -> None:
+        """Joins the records of the suffix, with the configured start and separators."""
         config = self._config
         suffix = _join_records(
             [self._separators.suffix_start] + [config.metadata_sep] * (len(records) - 1),
@@ -457,23 +299,23 @@ class Renderer:
         rendered.suffix = suffix.text
         rendered.suffix_spans = suffix.spans
         rendered.suffix_token_types = suffix.token_types
-        rendered.suffix_own = suffix.configured
+        rendered.suffix_configured = suffix.configured
 
     def _insert_tags(self, rendered: Rendered, tags: list[LocalTags]) -> None:
-        """Inserts local tags into the text, and the special tokens of their types around runs."""
+        """Inserts local tags into the text, and the wrappers of their types around runs of tags."""
         insertions = wrap_runs(
             arrange_insertions(tags), self._wrappers_before, self._wrappers_after
         )
         rendered.body, rendered.spans = insert_strings(rendered.text, insertions)
         rendered.span_token_types = insertions.token_types
         if insertions.is_wrapper is not None:
-            rendered.own = rendered.spans[insertions.is_wrapper]
+            rendered.configured = rendered.spans[insertions.is_wrapper]
 
 
 def _join_records(before: list[str], records: list[RecordText], after: list[str]) -> JoinedTexts:
-    """Joins records into one string, each with its `before` and `after` strings."""
+    """Joins records into one string, each between its strings in `before` and `after`."""
     strings: list[str] = []
-    spans: list[int] = []
+    spans: list[int] = []  # alternating starts and ends
     configured = [0]  # alternating starts and ends
     start = 0
     for separator_before, record, separator_after in zip(before, records, after, strict=True):
@@ -482,8 +324,8 @@ def _join_records(before: list[str], records: list[RecordText], after: list[str]
         strings.append(string)
         spans += start, end
 
-        value_start = start + len(separator_before) + record.start
-        value_end = end - len(separator_after) - record.end
+        value_start = start + len(separator_before) + record.num_leading
+        value_end = end - len(separator_after) - record.num_trailing
         configured += value_start, value_end
         start = end
     configured.append(start)

@@ -1,18 +1,20 @@
-"""Spans of a text, and the strings inserted at the spans of local records.
+"""Inserts the strings of local records into a text.
 
 A local record inserts an opening string at the start of its span and a closing string at its end
-(`processors` determines them). Strings at the same position are ordered as in the BigScience
+(`processors` renders them). Strings at the same position are ordered as in the BigScience
 `metadata` repository:
 
-1. closing strings of spans with content, 2. empty spans and every string of the types that carry
-relative positions, 3. opening strings of spans with content. Closing strings are ordered by type as
-in `metadata_list` and opening strings in reverse, so that the first type is the innermost. Within a
-type that has relative positions, these alone decide the order; within any other type, a span that
-ends earlier is nested deeper.
+1. closing strings of spans with content,
+2. empty spans, and every string of a type with relative positions,
+3. opening strings of spans with content.
 
-Ties between relative positions, which that code cannot render, are broken by nesting: closing,
-empty, opening; the outer of two spans opens first and closes last, and of two equal spans the
-earlier record is the outer one.
+Closing strings are ordered by type as in `metadata_list` and opening strings in reverse, so that
+the first type is the innermost. Within a type with relative positions, these alone decide the
+order; within any other type, a span that ends earlier is nested deeper.
+
+That code cannot render ties between relative positions. Here nesting breaks them: closing, empty,
+opening; the outer of two spans opens first and closes last, and of two equal spans the earlier
+record is the outer one.
 """
 
 from __future__ import annotations
@@ -29,24 +31,28 @@ Int64 = NDArray[np.int64]
 
 _MAX_TOKEN_TYPES = 256
 
-_MAX_PACKED_RELATIVE = 1 << 24
-"""Larger relative positions do not fit into a packed sort key; the general method sorts them."""
+_PACKED_RELATIVE_LIMIT = 1 << 24
+"""Relative positions below this fit into one sort key with the position; others are sorted by
+several keys."""
 
-# The order of strings at the same position.
+# The zones of a position, in the order of their strings in the text.
+_CLOSING = 0
+_EMPTY_OPENING = 1
+_EMPTY_CLOSING = 2
+_OPENING = 3
 _NUM_ZONES = 4
-_CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_NUM_ZONES)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTags:
-    """The strings that a type's local records insert, one row per record in the original order.
+    """The strings that a type's local records insert, one row per record, in the original order.
 
     Attributes:
         token_type: 1 + the type's index in `metadata_list`.
-        spans: int64 [n, 2], character offsets in the text.
-        relative: int64 [n, 2], relative start and end positions; None unless all records have them.
-        openings: The string to insert at the start of each span.
-        closings: The string to insert at the end of each span.
+        spans: Starts and ends in characters of the text: int64 [n, 2].
+        relative: Relative start and end positions: int64 [n, 2]; None unless all records have them.
+        openings: The string to insert at the start of each span; may be empty.
+        closings: The string to insert at the end of each span; may be empty.
     """
 
     token_type: int
@@ -58,13 +64,13 @@ class LocalTags:
 
 @dataclass(frozen=True, slots=True)
 class Insertions:
-    """Strings to insert, in order.
+    """Strings to insert into a text, in their order.
 
     Attributes:
-        positions: int64 [m], number of text characters before each string; non-decreasing.
-        token_types: uint8 [m], the token type of each string.
-        strings: object [m], none of them empty.
-        is_wrapper: bool [m], whether a string comes from the configuration instead of a record;
+        positions: Number of text characters before each string: int64 [m], non-decreasing.
+        token_types: The token type of each string: uint8 [m].
+        strings: The strings: object [m], none of them empty.
+        is_wrapper: Whether a string comes from the configuration instead of a record: bool [m];
             None if no string does.
     """
 
@@ -75,7 +81,11 @@ class Insertions:
 
 
 def read_spans(key: str, records: Sequence[Record], text_length: int) -> Int64:
-    """Returns the character spans of local records: int64 [n, 2].
+    """Returns the spans of local records, in characters: int64 [n, 2].
+
+    Args:
+        key: The type of the records, for messages.
+        text_length: Number of characters in the text.
 
     Raises:
         BadDocument: `missing_position`, `negative_position`, `end_before_start` or
@@ -92,7 +102,7 @@ def read_spans(key: str, records: Sequence[Record], text_length: int) -> Int64:
 
 
 def _stack_columns(starts: Int64, ends: Int64) -> Int64:
-    """Stacks two int64 [n] to int64 [n, 2]; np.stack would dominate the time for few records."""
+    """Stacks two arrays [n] into one [n, 2]; with few records, np.stack would take most time."""
     spans = np.empty((len(starts), 2), np.int64)
     spans[:, 0] = starts
     spans[:, 1] = ends
@@ -100,7 +110,7 @@ def _stack_columns(starts: Int64, ends: Int64) -> Int64:
 
 
 def _make_bad_span_error(key: str, records: Sequence[Record], text_length: int) -> BadDocument:
-    """Returns the error of the first record with an invalid span."""
+    """Returns the error for the first record with an invalid span, which must exist."""
     for row, record in enumerate(records):
         start = record.char_start_idx
         end = record.char_end_idx
@@ -122,6 +132,9 @@ def _make_bad_span_error(key: str, records: Sequence[Record], text_length: int) 
 
 def read_relative_positions(key: str, records: Sequence[Record]) -> Int64 | None:
     """Returns the relative positions of local records: int64 [n, 2]; None if any record lacks them.
+
+    Args:
+        key: The type of the records, for messages.
 
     Raises:
         BadDocument: `relative_position_too_large`, if one does not fit into 64 bits.
@@ -153,26 +166,29 @@ def arrange_insertions(tags: Sequence[LocalTags]) -> Insertions:
         keys = np.concatenate([_compute_sort_keys(tag) for tag in tags], axis=1)
         keys[-1] += positions * (_NUM_ZONES * 2 * _MAX_TOKEN_TYPES)
         order = np.lexsort(keys)
-    if not all(all_strings):
+
+    has_empty_strings = not all(all_strings)
+    if has_empty_strings:
         order = order[strings[order] != ""]
     return Insertions(positions[order], token_types[order], strings[order])
 
 
 def _order_by_position(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | None:
-    """Returns the order of the strings of a single type by position and relative position.
+    """Sorts the strings of a single type by position, then by relative position.
 
-    This is the usual case for html, and takes a third of the time of sorting by all keys.
+    This is the usual case of html, and takes a third of the time of sorting by all keys.
 
     Returns:
-        None if there are several types, ties, or no suitable relative positions.
+        The indices of the strings in order: int64 [2n]; None if there are several types, if the
+        type has no suitable relative positions, or if two strings have the same.
     """
     relative = tags[0].relative
     if len(tags) > 1 or relative is None or not len(relative):
         return None
-    if relative.min() < 0 or relative.max() >= _MAX_PACKED_RELATIVE:
+    if relative.min() < 0 or relative.max() >= _PACKED_RELATIVE_LIMIT:
         return None
 
-    keys = positions * _MAX_PACKED_RELATIVE + relative.T.reshape(-1)
+    keys = positions * _PACKED_RELATIVE_LIMIT + relative.T.reshape(-1)
     order = np.argsort(keys)
     keys = keys[order]
     has_ties = (keys[1:] == keys[:-1]).any()
@@ -180,10 +196,10 @@ def _order_by_position(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | N
 
 
 def _compute_sort_keys(tag: LocalTags) -> Int64:
-    """Computes the sort keys of a type's openings, then closings: int64 [4, 2n].
+    """Computes the sort keys of a type's openings, then of its closings: int64 [4, 2n].
 
-    The rows are record order, nesting, relative position, and zone with type, to which the caller
-    adds the position. The last row is the primary key.
+    The rows are, from the least to the most significant key: record order, nesting, relative
+    position, and zone with type, to which the caller adds the position.
     """
     count = len(tag.spans)
     starts, ends = tag.spans.T
@@ -209,8 +225,8 @@ def _compute_sort_keys(tag: LocalTags) -> Int64:
         relative_position[:] = tag.relative.T
 
     # The first type is the innermost: closings are in the order of types, openings in reverse.
-    first_is_inner = (zones == _CLOSING) | (zones == _EMPTY_CLOSING)
-    type_order = np.where(first_is_inner, tag.token_type, _MAX_TOKEN_TYPES - tag.token_type)
+    is_closing = (zones == _CLOSING) | (zones == _EMPTY_CLOSING)
+    type_order = np.where(is_closing, tag.token_type, _MAX_TOKEN_TYPES - tag.token_type)
     zone_and_type[:] = zones * (2 * _MAX_TOKEN_TYPES) + type_order
     return keys.reshape(4, -1)
 
@@ -218,7 +234,7 @@ def _compute_sort_keys(tag: LocalTags) -> Int64:
 def wrap_runs(
     insertions: Insertions, before: Mapping[int, str], after: Mapping[int, str]
 ) -> Insertions:
-    """Inserts special tokens before and after each run of strings of a type at one position.
+    """Inserts special tokens around each run: consecutive strings of one type at one position.
 
     Args:
         before: The special token to insert before a run, by token type.
@@ -229,9 +245,9 @@ def wrap_runs(
     if not len(token_types) or not (before or after):
         return insertions
 
-    # A run consists of consecutive strings of one type at one position.
     is_new_run = np.ones(len(token_types) + 1, np.bool_)
     is_new_run[1:-1] = (positions[1:] != positions[:-1]) | (token_types[1:] != token_types[:-1])
+
     has_before = np.zeros(_MAX_TOKEN_TYPES, np.bool_)
     has_before[list(before)] = True
     has_after = np.zeros(_MAX_TOKEN_TYPES, np.bool_)
@@ -272,10 +288,11 @@ def insert_strings(text: str, insertions: Insertions) -> tuple[str, NDArray[np.i
     follows_text[1:] = positions[1:] != positions[:-1]
     rows = np.flatnonzero(follows_text)
 
-    parts = strings.copy()
+    # The text between two positions is put before the first string at the second position.
+    chunks = strings.copy()
     begin = 0
     for row, end in zip(rows.tolist(), positions[rows].tolist(), strict=True):
-        parts[row] = text[begin:end] + strings[row]
+        chunks[row] = text[begin:end] + strings[row]
         begin = end
-    parts.append(text[begin:])
-    return "".join(parts), _stack_columns(ends - lengths, ends).astype(np.int32)
+    chunks.append(text[begin:])
+    return "".join(chunks), _stack_columns(ends - lengths, ends).astype(np.int32)

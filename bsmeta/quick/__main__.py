@@ -14,7 +14,7 @@ def main(config: QuickConfig) -> int:
     """Runs the command, and imports its libraries only then."""
     from bsmeta.quick import command
 
-    return run_stoppable(lambda: command.main(config), continues="where it was")
+    return run_stoppable(lambda: command.main(config), continuation="where it was")
 
 
 if __name__ == "__main__":

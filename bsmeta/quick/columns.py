@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
-from bsmeta.metadata.decoding import TEXT
+from bsmeta.metadata.decoding import TEXT_KEY
 from bsmeta.metadata.metadata_type import format_year_and_month
 from bsmeta.metadata.processors import ADDRESS_KEY, find_type, map_columns
 from bsmeta.metadata.records import BadDocument
@@ -43,8 +43,8 @@ MAX_VALUE_CHARACTERS = 1000
 """Largest median length of the values of a metadata type: longer ones are texts themselves."""
 
 TEXT_NAMES = (
-    TEXT, "content", "raw_content", "body", "article", "article_body", "page_content", "main_text",
-    "plain_text", "page_text", "document", "story",
+    TEXT_KEY, "content", "raw_content", "body", "article", "article_body", "page_content",
+    "main_text", "plain_text", "page_text", "document", "story",
 )  # fmt: skip
 """Names of columns of text, in the order of preference."""
 
@@ -114,9 +114,9 @@ def find_columns(
         path: (name, f"columns.{name}") for name, path in requested.items()
     }
     left: dict[str, str] = {}
-    if TEXT not in requested:
+    if TEXT_KEY not in requested:
         path, reason = _find_text(columns, taken, left)
-        taken[path] = (TEXT, reason)
+        taken[path] = (TEXT_KEY, reason)
     _find_types(columns, taken, left, len(rows))
 
     if types is not None:
@@ -145,7 +145,7 @@ def list_types(columns: Mapping[str, str], types: Sequence[str] | None) -> list[
     Raises:
         ConfigurationError: If there is none.
     """
-    names = [name for name in columns if name != TEXT and (types is None or name in types)]
+    names = [name for name in columns if name != TEXT_KEY and (types is None or name in types)]
     if names:
         return names
     raise ConfigurationError(
@@ -376,7 +376,7 @@ def _find_string_fault(value: str | int | float) -> str:
 
 
 _FAULTS: dict[str, Callable[[str | int | float], str]] = {
-    TEXT: _find_string_fault,
+    TEXT_KEY: _find_string_fault,
     "url": _find_address_fault,
     "timestamp": _find_date_fault,
     "title": _find_string_fault,
@@ -416,7 +416,7 @@ def _select_types(
     Raises:
         ConfigurationError: If one of them was not found.
     """
-    available = [name for name, _ in taken.values() if name != TEXT]
+    available = [name for name, _ in taken.values() if name != TEXT_KEY]
     for name in types:
         if name not in available:
             raise ConfigurationError(
@@ -427,7 +427,7 @@ def _select_types(
     for path, (name, _) in [*taken.items()]:
         if name == ADDRESS_KEY and name not in types:
             taken[path] = (name, "only to hold out sites: metadata_list leaves it out")
-        elif name not in (TEXT, *types):
+        elif name not in (TEXT_KEY, *types):
             left[path] = f"{name}, which metadata_list leaves out"
             del taken[path]
 

@@ -18,7 +18,7 @@ from bsmeta.core.errors import ConfigurationError, DataError, explain_missing_ex
 from bsmeta.core.foreign_json import decode_values
 from bsmeta.core.progress import report_each
 from bsmeta.data.stream.held_out import normalize_url
-from bsmeta.metadata.decoding import TEXT
+from bsmeta.metadata.decoding import TEXT_KEY
 from bsmeta.metadata.metadata_type import make_url_readable
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.metadata.records import UNREADABLE
@@ -51,7 +51,7 @@ class Page:
 
     def encode_line(self) -> bytes:
         """Returns the page as a line of JSON, which training and evaluation read."""
-        return msgspec.json.encode({TEXT: self.text, **self.values}) + b"\n"
+        return msgspec.json.encode({TEXT_KEY: self.text, **self.values}) + b"\n"
 
 
 @dataclass
@@ -82,20 +82,20 @@ def read_pages(files: PageFiles, columns: Mapping[str, str]) -> PageSet:
             page_set.left_out["unreadable"] += 1
             continue
 
-        text = read_value(TEXT, row.get(columns[TEXT]))
+        text = read_value(TEXT_KEY, row.get(columns[TEXT_KEY]))
         if not isinstance(text, str):
             page_set.left_out["no text"] += 1
             continue
         page_set.pages.append(_make_page(text, row, columns))
     if not page_set.pages:
-        raise DataError(f"pages: no row of {files.paths[0]} has a text in {columns[TEXT]}")
+        raise DataError(f"pages: no row of {files.paths[0]} has a text in {columns[TEXT_KEY]}")
     return page_set
 
 
 def _make_page(text: str, row: Mapping[str, object], columns: Mapping[str, str]) -> Page:
     values = {}
     for name, path in columns.items():
-        value = read_value(name, row.get(path)) if name != TEXT else None
+        value = read_value(name, row.get(path)) if name != TEXT_KEY else None
         if value is not None:
             values[name] = value
 
@@ -151,7 +151,7 @@ def _find_near_copies(pages: Sequence[Page], folder: Path) -> set[int]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{COPIES}.jsonl"
-    file.write_bytes(b"".join(msgspec.json.encode({TEXT: page.text}) + b"\n" for page in pages))
+    file.write_bytes(b"".join(msgspec.json.encode({TEXT_KEY: page.text}) + b"\n" for page in pages))
     config = AnnotateConfig(
         input=str(file), output=str(folder), duplicates=DROP, profile="all", workers=1
     )

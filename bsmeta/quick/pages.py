@@ -23,7 +23,7 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import check_are_files, list_entry_files
-from bsmeta.data.table.csv_file import find_format, read_rows
+from bsmeta.data.table.csv_file import detect_format, read_rows
 from bsmeta.metadata.records import UNREADABLE
 
 CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -104,7 +104,7 @@ class PageFiles:
 
     def _read_table(self, path: Path) -> Iterator[bytes]:
         """Yields the rows of a CSV file as objects; bad rows are counted in a note."""
-        table = find_format(path, [])
+        table = detect_format(path, [])
         bad_rows = 0
         for row in read_rows(path, table):
             if row.problem is None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.core.progress import report_progress
 from bsmeta.training.pickled_enums import NAMES_OF_GETATTR, make_member_reader
 
@@ -140,6 +140,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(run_and_report(main))
 elif __name__ == "__mp_main__":  # a process of the converter that was not forked
     torch.serialization.add_safe_globals(list_plain_globals())

@@ -154,7 +154,7 @@ class StepRunner:
 
         self._watchdog.step = step - 1
         self._profile.start_if_due(step)
-        rate = self._rates.rate(step)
+        rate = self._rates.compute_rate(step)
         set_learning_rate(self._engine.optimizer.param_groups, rate)
 
         losses = self._accumulate_gradients(step, fetched, self._next_targets)

@@ -46,7 +46,7 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     for number, step in enumerate(stream):
         (batch,) = step.micro_batches
         model.train()
-        set_learning_rate(optimizer.param_groups, rates.rate(number + 1))
+        set_learning_rate(optimizer.param_groups, rates.compute_rate(number + 1))
         with torch.autocast("cpu", torch.bfloat16, enabled=config.mixed_precision == "bf16"):
             loss = task.loss(model, batch.tensors).sum / max(batch.weight, 1.0)
         loss.backward()

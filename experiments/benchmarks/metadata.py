@@ -29,7 +29,8 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.data.text.tokens import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.rendering import Renderer, TypeSampler
+from bsmeta.metadata.rendering import Renderer
+from bsmeta.metadata.sampling import TypeSampler
 
 METADATA_LIST = [
     "html",

@@ -38,7 +38,12 @@ from bsmeta.data.batch import StepData
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.data.text.tokenizer import BACKENDS, Unavailable, compute_byte_lengths, load_tokenizer
+from bsmeta.data.text.tokenizer import (
+    BACKENDS,
+    UnavailableBackendError,
+    compute_byte_lengths,
+    load_tokenizer,
+)
 from bsmeta.metadata.decoding import make_decoder
 
 PLAIN_TEXTS = 1000
@@ -155,7 +160,7 @@ def backends_to_measure(config: CausalLMConfig, tokenizer: PreTrainedTokenizerBa
     for name, make_backend in BACKENDS.items():
         try:
             make_backend(tokenizer.backend_tokenizer)
-        except Unavailable:
+        except UnavailableBackendError:
             continue
         names.append(name)
     return names

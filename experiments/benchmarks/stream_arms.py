@@ -25,7 +25,8 @@ from bsmeta.data.io.tensorflow_files import import_tensorflow
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.metadata.decoding import make_decoder
-from bsmeta.metadata.rendering import Renderer, TypeSampler
+from bsmeta.metadata.rendering import Renderer
+from bsmeta.metadata.sampling import TypeSampler
 
 TEXTS_AT_ONCE = 1000  # the default of `map` in `datasets`, which the examples use
 FILES, LINES, SHUFFLED = 4, 16, 1000  # files read in turns, lines of each, rows to draw from

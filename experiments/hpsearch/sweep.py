@@ -39,7 +39,7 @@ from bsmeta.config.command_line import format_pasteable_command
 from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.core.secrets import redact, redact_values
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.sh"
@@ -231,4 +231,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(run_and_report(main))

@@ -28,7 +28,7 @@ from bsmeta.config.launch import Launch
 from bsmeta.config.schema import ModelCardConfig
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.tasks import BUILT_IN, TASKS
 from tests.conftest import REPOSITORY
 
@@ -703,7 +703,7 @@ def test_a_broken_configuration_is_refused_before_the_task_is_built(
     )
     monkeypatch.setitem(BUILT_IN, "causal_lm", unmade)
 
-    assert exit_code(lambda: train.main(config)) == 2
+    assert run_and_report(lambda: train.main(config)) == 2
 
     message = capsys.readouterr().err
     assert message.startswith("configuration error: ")

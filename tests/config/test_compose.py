@@ -139,11 +139,11 @@ def test_a_broken_pipe_that_is_not_the_output_is_an_error() -> None:
     code, errors = run_with_closed_output(
         "-c",
         "import os, sys\n"
-        "from bsmeta.core.process import exit_code\n"
+        "from bsmeta.core.process import run_and_report\n"
         "sys.stdout = os.fdopen(os.dup(2), 'w')\n"
         "def write():\n"
         "    raise BrokenPipeError('a worker')\n"
-        "sys.exit(exit_code(write))",
+        "sys.exit(run_and_report(write))",
     )
     assert code == 1
     assert "BrokenPipeError: a worker" in errors

@@ -23,7 +23,7 @@ TWINS = {
     for _, schema, _ in PROGRAMS
     if issubclass(schema, RunConfig)
     for field in list_keys(schema)
-    for twin in (field.about.deepspeed or "").split(", ")
+    for twin in (field.declaration.deepspeed or "").split(", ")
     if twin
 }
 COSINE = {"type": "WarmupCosineLR", "params": {"cos_min_ratio": "other"}}

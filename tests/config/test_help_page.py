@@ -8,7 +8,7 @@ from pathlib import Path
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.help_page import MAIN_KEYS, format_help, list_keys, list_sections
-from bsmeta.core.keys import about, iterate_leaves
+from bsmeta.core.keys import get_declaration, iterate_leaves
 from bsmeta.reference import format_reference
 from tests.config.program import start
 
@@ -18,8 +18,8 @@ def test_help_and_documentation_show_the_bounds() -> None:
     assert "| `mixed_precision` | `str` | `no \\| bf16 \\| fp16` | `no` |" in page
     assert "| `adam_beta1` | `float` | `>= 0, < 1` | `0.9` |" in page
     assert "packing: str = best_fit  (best_fit | pad)" in text
-    assert {key.name for key in list_keys(CausalLMConfig) if key.about.values} == {
-        name for name, _, field in iterate_leaves(CausalLMConfig()) if about(field).values
+    assert {key.name for key in list_keys(CausalLMConfig) if key.declaration.values} == {
+        name for name, _, field in iterate_leaves(CausalLMConfig()) if get_declaration(field).values
     }
 
 

@@ -31,7 +31,7 @@ def test_warm_up_decay_and_shape_follow_the_configuration(
 ) -> None:
     plan = RatePlan.of(RunConfig(learning_rate=2.0, **values), 40)
     assert (plan.warm_up_steps, plan.decay_start, plan.shape) == (warm_up_steps, decay_start, shape)
-    assert plan.rate(warm_up_steps + 1) == 2.0
+    assert plan.compute_rate(warm_up_steps + 1) == 2.0
 
 
 def test_a_decay_that_begins_in_the_warm_up_is_detected() -> None:

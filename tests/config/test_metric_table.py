@@ -15,7 +15,7 @@ from bsmeta.config.metric_table import (
     MetricDefinition,
     list_best_metrics,
     list_card_metrics,
-    make_metric_table,
+    load_metric_table,
 )
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import TaskEntry
@@ -62,10 +62,10 @@ def refused_metrics(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def test_the_flags_of_a_row_decide_where_its_metric_is_used() -> None:
-    assert make_metric_table(MeasuredConfig) is HELD_OUT
+    assert load_metric_table(MeasuredConfig) is HELD_OUT
     assert list_best_metrics(MeasuredConfig()) == ["small", "large"]
     assert list_card_metrics(MeasuredConfig()) == ["small", "count"]
-    assert make_metric_table(UnknownConfig) is None
+    assert load_metric_table(UnknownConfig) is None
     assert list_best_metrics(UnknownConfig()) is None
     assert list_card_metrics(UnknownConfig()) == []
 

@@ -13,7 +13,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.launch import Launch
 from bsmeta.config.loop_checks import find_loop_problems
-from bsmeta.config.metric_table import make_metric_table
+from bsmeta.config.metric_table import load_metric_table
 from bsmeta.config.startup_table import list_launch_notes
 from bsmeta.core.changed_values import replace_values
 from bsmeta.tasks import TASKS
@@ -123,7 +123,7 @@ def test_settings_that_the_run_cannot_fulfill_are_refused(
 
 def test_the_metric_table_lists_only_metrics_of_the_evaluation() -> None:
     evaluated = {*PairedMetrics.__dataclass_fields__, "text_bits_per_byte"}
-    assert evaluated.issuperset(make_metric_table(CausalLMConfig) or ())
+    assert evaluated.issuperset(load_metric_table(CausalLMConfig) or ())
 
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])

@@ -14,7 +14,7 @@ from bsmeta import train
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
 from bsmeta.config.saved_runs import format_yaml
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from tests.conftest import REPOSITORY, run_warm
 
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
@@ -102,7 +102,7 @@ def test_an_unreadable_launch_does_not_hide_other_problems(
     config = compose_command_line(
         CausalLMConfig, "demo", ["save_steps=-1", f"out_dir={tmp_path}/run"]
     )
-    assert exit_code(lambda: train.main(config)) == 2
+    assert run_and_report(lambda: train.main(config)) == 2
     errors = capsys.readouterr().err
     assert "1. WORLD_SIZE in the environment: found 'two'" in errors
     assert "2. save_steps in Hydra configuration: found -1" in errors

@@ -19,7 +19,7 @@ from bsmeta.config.launch import ENVIRONMENT, Launch
 from bsmeta.config.schema_types import find_entry_schema
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.keys import About, about, find_bound_problems, iterate_leaves
+from bsmeta.core.keys import Declaration, find_bound_problems, get_declaration, iterate_leaves
 from bsmeta.reference import PROGRAMS
 from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.tasks import TASKS
@@ -50,7 +50,7 @@ def fill_defaults(schema: type) -> Any:
     return schema(**values)
 
 
-def list_wrong_values(values: About, kind: str) -> Iterator[Any]:
+def list_wrong_values(values: Declaration, kind: str) -> Iterator[Any]:
     """Yields values just out of bounds, for a key of type `kind`."""
     if values.choices:
         yield "nothing like it"
@@ -75,7 +75,7 @@ def list_broken_configs(schema: type) -> Iterator[tuple[str, Any, Any]]:
     """Yields name, wrong value and configuration for each key with bounds or choices."""
     config = fill_defaults(schema)
     for name, owner, field in iterate_leaves(config):
-        values = about(field)
+        values = get_declaration(field)
         if not values.values:
             continue
         kind = str(typing.get_type_hints(type(owner))[field.name])

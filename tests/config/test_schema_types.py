@@ -8,12 +8,17 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import SourceConfig
-from bsmeta.config.schema_types import describe_type, drop_none, find_entry_schema, store_name
+from bsmeta.config.schema_types import (
+    describe_type,
+    drop_none,
+    find_entry_schema,
+    format_schema_name,
+)
 
 
 def test_names_in_defaults_lists_are_in_snake_case() -> None:
-    assert store_name(CausalLMConfig) == "causal_lm_config"
-    assert store_name("package.module:RowsConfig") == "rows_config"
+    assert format_schema_name(CausalLMConfig) == "causal_lm_config"
+    assert format_schema_name("package.module:RowsConfig") == "rows_config"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def is_schema(value: object) -> bool:
     """Whether a value is a dataclass with a field that `key(...)` declares."""
     if not (isinstance(value, type) and is_dataclass(value)):
         return False
-    return any("about" in field.metadata for field in fields(value))
+    return any("declaration" in field.metadata for field in fields(value))
 
 
 def find_schemas() -> dict[str, type]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bsmeta.core.keys import about, iterate_leaves
+from bsmeta.core.keys import get_declaration, iterate_leaves
 from bsmeta.reference import PROGRAMS
 from bsmeta.studies.config import StudyConfig
 
@@ -25,7 +25,7 @@ def list_path_keys() -> list[tuple[type, str]]:
         (schema, name)
         for schema in schemas
         for name, _, described in iterate_leaves(schema())
-        if about(described).is_path
+        if get_declaration(described).is_path
     ]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 EARLY = logging.StreamHandler()  # of a library that was imported before the program began
 logging.getLogger("early").addHandler(EARLY)
 
-from bsmeta.core.process import exit_code  # noqa: E402
+from bsmeta.core.process import run_and_report  # noqa: E402
 
 SECRET = os.environ["DB_PASS"]
 
@@ -77,7 +77,7 @@ WAYS: dict[str, Callable[[], object]] = {
 }
 
 if __name__ == "__main__":
-    code = exit_code(lambda: WAYS[sys.argv[1]]() and None)
+    code = run_and_report(lambda: WAYS[sys.argv[1]]() and None)
     if sys.argv[1] == "error":
         fail()  # also outside of what reports errors, as the last error of the interpreter
     sys.exit(code)

@@ -65,7 +65,7 @@ JOINS = {
     "data/io/remote_file.py": {
         "self._folder / 'blocks' / name[:2] / name": "a hash",
         "self._folder / 'blocks' / name[:2]": "a hash",
-        "locks / f'{int(path.name, 16) % LOCKS}.lock'": "a number",
+        "locks / f'{int(path.name, 16) % NUM_LOCK_FILES}.lock'": "a number",
     },
     "data/io/shards.py": {
         "cache.folder / 'samples' / f'{name}.npz'": "a hash",

@@ -12,7 +12,12 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.core.changed_values import replace_values
-from bsmeta.core.keys import about, find_address_problems, find_bound_problems, iterate_leaves
+from bsmeta.core.keys import (
+    find_address_problems,
+    find_bound_problems,
+    get_declaration,
+    iterate_leaves,
+)
 from bsmeta.studies.config import StudyConfig
 from tests.core.path_keys import PATH_KEYS, TAKE_ADDRESSES
 
@@ -78,7 +83,7 @@ def test_every_path_refuses_addresses_unless_it_takes_them(schema: type, name: s
     config = make_config_with_address(schema, name, "s3://user:pass@bucket/runs?token=1")
     problems = [problem for problem in find_address_problems(config) if problem.key == name]
     field = next(leaf for key, _, leaf in iterate_leaves(config) if key == name)
-    if about(field).takes_addresses:
+    if get_declaration(field).takes_addresses:
         assert name in TAKE_ADDRESSES
         assert problems == []
         return

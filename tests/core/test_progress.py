@@ -32,8 +32,8 @@ from bsmeta.data.io.lines import build_index
 from bsmeta.data.io.samples import NUM_SAMPLES
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard, add_sample_hashes
-from bsmeta.data.table.csv_file import find_format, read_rows
-from bsmeta.data.table.text_file import find_encoding
+from bsmeta.data.table.csv_file import detect_format, read_rows
+from bsmeta.data.table.text_file import detect_encoding
 from bsmeta.models import layers
 from bsmeta.models.manifest import describe_file
 from bsmeta.tasks.causal_lm.evaluation.scorer import open_scorer
@@ -72,14 +72,14 @@ def read_all(path: Path) -> None:
 def read_table(rows: int, folder: Path) -> None:
     path = folder / "table.csv"
     path.write_text("text,label\n" + "a text,a label\n" * rows)
-    form = find_format(path, ["text"], separator="auto", encoding="auto")
+    form = detect_format(path, ["text"], separator="auto", encoding="auto")
     assert sum(1 for _ in read_rows(path, form)) == rows
 
 
 def find_table_encoding(rows: int, folder: Path) -> None:
     path = folder / "table.csv"
     path.write_text("text,label\n" + "a text,ä\n" * rows)
-    assert find_encoding(path) == ("utf-8", None)
+    assert detect_encoding(path) == ("utf-8", None)
 
 
 def read_spelling_samples(folder: Path) -> None:

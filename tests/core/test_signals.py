@@ -10,7 +10,7 @@ from tests.waiting import STUCK_S
 
 START = """
 import os, signal, sys
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.core.signals import StopRequest
 
 def leave(name):
@@ -28,7 +28,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 signal.pause()
 """
 END = """
-sys.exit(exit_code(lambda: print("done")))
+sys.exit(run_and_report(lambda: print("done")))
 """
 
 

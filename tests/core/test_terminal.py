@@ -24,7 +24,7 @@ EVIL = "\x1b]52;c;QUFB\x07\x1b[5;35mx\u202e"
 SHOWN = "\\x1b]52;c;QUFB\\x07\\x1b[5;35mx\\u202e"
 PROGRAM = f"""
 import logging, sys, warnings
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.core.progress import show_progress_bar
 from bsmeta.core.terminal import Console, write_data
 EVIL = {EVIL!r}
@@ -45,7 +45,7 @@ def main():
     write_data(EVIL)
     raise ValueError(EVIL)
 
-sys.exit(exit_code(main))
+sys.exit(run_and_report(main))
 """
 
 
@@ -84,9 +84,10 @@ def test_data_are_written_byte_for_byte_to_a_file(
 def test_a_terminal_that_cannot_encode_a_text_does_not_end_the_program() -> None:
     program = (
         "import sys\n"
-        "from bsmeta.core.process import exit_code\n"
+        "from bsmeta.core.process import run_and_report\n"
         "from bsmeta.core.terminal import Console\n"
-        "sys.exit(exit_code(lambda: [print('é\\u2013'), Console().print('\\u2013é')] and None))\n"
+        "def show(): print('é\\u2013'); Console().print('\\u2013é')\n"
+        "sys.exit(run_and_report(show))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=False,
@@ -187,7 +188,7 @@ def test_only_one_module_opens_consoles() -> None:
 
 
 def test_every_entry_point_screens_its_output() -> None:
-    screened = {"run_entry_point", "exit_code"}
+    screened = {"run_entry_point", "run_and_report"}
     starters = {"cli.py", "annotate.py", "quick.py", "__main__.py", "reference.py"}
     for path in SOURCES:
         if path.name in starters:

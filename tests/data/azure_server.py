@@ -160,9 +160,9 @@ def format_listing(blobs: str, marker: str = "") -> str:
 @pytest.fixture
 def az(monkeypatch: pytest.MonkeyPatch) -> Iterator[AzureServer]:
     """A server with one public container, small blocks and short delays."""
-    monkeypatch.setattr(remote_file, "BLOCK", 1000)
-    monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
-    monkeypatch.setattr(remote, "LONGEST_DELAY", 0.02)
+    monkeypatch.setattr(remote_file, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(remote, "MAX_DELAY_S", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)

@@ -109,9 +109,9 @@ class Storage:
 @pytest.fixture
 def gs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     """A server with one bucket, small blocks and short delays."""
-    monkeypatch.setattr(remote_file, "BLOCK", 1000)
-    monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
-    monkeypatch.setattr(remote, "LONGEST_DELAY", 0.02)
+    monkeypatch.setattr(remote_file, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(remote, "MAX_DELAY_S", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     storage = Storage()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage.endpoint)

@@ -21,9 +21,9 @@ CONTENT = random.Random(0).randbytes(7700)
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A server with one file, small blocks and short delays."""
-    monkeypatch.setattr(remote_file, "BLOCK", BLOCK)
-    monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
-    monkeypatch.setattr(remote, "LONGEST_DELAY", 0.02)
+    monkeypatch.setattr(remote_file, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(remote, "MAX_DELAY_S", 0.02)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -38,7 +38,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.fixture
 def stored(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A server with the shards of `folder`, private, in blocks of which a shard has several."""
-    monkeypatch.setattr(remote_file, "BLOCK", 300)
+    monkeypatch.setattr(remote_file, "BLOCK_BYTES", 300)
     hub.files = hub.listed = shards_in(folder)
     hub.token = TOKEN
     return hub

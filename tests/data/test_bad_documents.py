@@ -15,7 +15,7 @@ import bsmeta.metadata
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import lines
-from bsmeta.data.io.compression import BLOCK
+from bsmeta.data.io.compression import BLOCK_BYTES
 from bsmeta.data.io.lines import OVERLONG, LineReader
 from bsmeta.data.io.zstandard import zstd
 from bsmeta.data.stream.reasons import REASONS
@@ -101,10 +101,13 @@ def test_an_empty_page_is_skipped_but_not_counted_as_bad(tmp_path: Path) -> None
 def test_lines_after_a_line_that_is_too_long_are_read(
     tmp_path: Path, packed: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 3 * BLOCK)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 3 * BLOCK_BYTES)
     suffix = {gzip.compress: ".gz", bytes: ""}.get(packed, ".zst")
     path = tmp_path / f"shard.jsonl{suffix}"
-    parts = [b"x" * size for size in (3 * BLOCK, 3 * BLOCK + 1, 5, 9 * BLOCK, 7, 20 * BLOCK)]
+    parts = [
+        b"x" * size
+        for size in (3 * BLOCK_BYTES, 3 * BLOCK_BYTES + 1, 5, 9 * BLOCK_BYTES, 7, 20 * BLOCK_BYTES)
+    ]
     path.write_bytes(packed(b"\n".join(parts)))
     reader = LineReader(str(path))
     read = reader.read(0, 99)

@@ -25,7 +25,7 @@ def collecting(_: int) -> Iterator[PackedSequence]:
 
 def test_a_process_forked_while_garbage_collection_is_off_turns_it_on() -> None:
     with GarbageCollection():
-        blocks = SequenceBlocks(collecting, size=1, length=1, pad=0)
+        blocks = SequenceBlocks(collecting, block_size=1, row_length=1, pad_id=0)
         loader = DataLoader(blocks, batch_size=None, num_workers=1, worker_init_fn=set_up_worker)
         block = next(iter(loader))
         assert not gc.isenabled()

@@ -65,7 +65,7 @@ def test_a_tag_inside_a_token_moves_to_its_beginning_and_order_is_kept() -> None
         "<", "/", "i", ">", "<eos>",
     ]  # fmt: skip
     assert encoded_document.token_types.tolist() == [0, 1, 1, 1, 0, *[1] * 7, 0, *[1] * 4, 0]
-    assert encoded_document.run.tolist() == [
+    assert encoded_document.runs.tolist() == [
         -1, 0, 0, 0, -1, 1, 1, 1, 1, 2, 2, 2, -1, 3, 3, 3, 3, -1
     ]  # fmt: skip
     assert encoded_document.targets.tolist() == (encoded_document.token_types == 0).tolist()
@@ -82,7 +82,7 @@ def test_the_separator_after_a_prefix_has_separate_tokens() -> None:
     encoded_document = encode_text("the quick", [], url="fox")
     assert WORDS.decode(encoded_document.prefix_ids) == "url: fox |||"
     assert read(encoded_document) == [" ", "the", " quick", "<eos>"]
-    assert encoded_document.lead == 1
+    assert encoded_document.lead_length == 1
     assert encoded_document.targets.tolist() == [False, True, True, True]
     assert encoded_document.is_text.tolist() == [False, True, True, True]
     assert encoded_document.text_ends.tolist() == [0, 3, 9, 9]

@@ -110,7 +110,7 @@ def ignore_formats() -> Iterator[None]:
         patch.setattr(survey, "list_shards", list_shards_without_format)
         # The files do not have these sizes, so they are not recognized as those that were listed.
         patch.setattr(survey, "add_sample_hashes", lambda shards, cache: list(shards))
-        patch.setattr(index_module, "SPACING", 40_000)
+        patch.setattr(index_module, "SPACING_BYTES", 40_000)
         yield
 
 

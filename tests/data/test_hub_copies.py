@@ -18,9 +18,9 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.io import compression
 from bsmeta.data.io.file_ref import HUB, FileRef, RemoteSettings
 from bsmeta.data.io.lines import LineReader, build_index
-from bsmeta.data.io.remote_file import BadCopyError, Blocks
+from bsmeta.data.io.remote_file import BadCopyError, FileBlocks
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.io.stores import store_of_file
+from bsmeta.data.io.stores import find_file_store
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import run, same, small_config
 from tests.data.hub_server import Answer, Fault, Hub, is_content
@@ -43,8 +43,8 @@ assert len(GZIP) == 12_000
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads and unpacks a file in parts, like large files."""
-    monkeypatch.setattr(compression, "BLOCK", 1 << 11)
-    monkeypatch.setattr(compression, "COMPRESSED_BLOCK", 1000)
+    monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 11)
+    monkeypatch.setattr(compression, "COMPRESSED_BLOCK_BYTES", 1000)
 
 
 def config(folder: Path, **values: Any) -> DataConfig:
@@ -154,7 +154,9 @@ def test_a_file_of_one_block_is_compared_before_anything_of_it_is_read(
 def test_a_hub_that_always_sends_other_content_ends_the_run(hub: Hub, tmp_path: Path) -> None:
     ref = shard(hub, tmp_path, "s.jsonl.gz", GZIP)
     hub.faults = [corrupting(page, 2000, times=10**6)]
-    with pytest.raises(DataError, match=f"another content than it lists .hash {ref.etag}., twice"):
+    with pytest.raises(
+        DataError, match=f"twice sent other content than it lists .hash {ref.etag}."
+    ):
         read_lines(ref)
     assert not [path for path in tmp_path.glob("cache/hub/blocks/*/*") if path.is_file()]
 
@@ -195,7 +197,7 @@ def test_no_access_points_are_built_from_a_bad_copy(hub: Hub, tmp_path: Path) ->
     for bit in range(0, 8000, 797):
         ref = shard(hub, tmp_path / str(bit), "s.jsonl.gz", GZIP)
         right = build_index(ref).arrays
-        Blocks(ref).drop()
+        FileBlocks(ref).drop()
         hub.faults = [corrupting(flip(bit), 2000)]
         try:
             built = build_index(ref).arrays
@@ -295,7 +297,7 @@ def test_small_files_are_verified_by_their_git_hash() -> None:
     assert hashlib.sha256(content).hexdigest().startswith("5891b5b522d5df08")
     for etag, right in [("ce013625030ba8dba906f756967f9e9ca394464a", True), ("0" * 40, False)]:
         ref = FileRef(6, etag, RemoteSettings("", 0, 0), HUB, "a/b", "f", "c")
-        verifier = store_of_file(ref).verifier(ref)
+        verifier = find_file_store(ref).make_verifier(ref)
         verifier.update(content[:2])
         verifier.update(content[2:])
-        assert verifier.is_right() is right
+        assert verifier.matches_hash() is right

@@ -211,10 +211,10 @@ def test_access_points_limit_the_fetched_blocks(
     hub: Hub, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading a line in the middle fetches the blocks around it, not all blocks before it."""
-    monkeypatch.setattr(remote_file, "BLOCK", 20_000)
-    monkeypatch.setattr(compression, "BLOCK", 10_000)
-    monkeypatch.setattr(compression, "COMPRESSED_BLOCK", 2_000)
-    monkeypatch.setattr(index_module, "SPACING", 40_000)
+    monkeypatch.setattr(remote_file, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(compression, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(compression, "COMPRESSED_BLOCK_BYTES", 2_000)
+    monkeypatch.setattr(index_module, "SPACING_BYTES", 40_000)
     monkeypatch.setattr(index_module, "MIN_INDEXED_BYTES", 1 << 10)
     name, content = {
         "gz": ("shard.jsonl.gz", gzip.compress(DATA, 9)),

@@ -37,7 +37,7 @@ DATA = b"\n".join(LINES) + b"\n"
 
 @pytest.fixture(autouse=True)
 def _many_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "SPACING", 40_000)
+    monkeypatch.setattr(index_module, "SPACING_BYTES", 40_000)
     monkeypatch.setattr(index_module, "MIN_INDEXED_BYTES", 1 << 10)
 
 
@@ -66,10 +66,10 @@ def test_every_access_point_leads_to_the_lines_after_it(tmp_path: Path, form: st
     raws = set()
     for line in range(0, len(LINES), 25):
         point = index.find_last_before(line)
-        raws.add(point.raw if point else -1)
+        raws.add(point.content_offset if point else -1)
         with open(path, "rb") as file:
             blocks = compression.read_content(path, file, point)
-            start = point.raw if point else 0
+            start = point.content_offset if point else 0
             assert DATA[start:].startswith(next(blocks))
     assert len(raws) > 5
     # Blocks begin anywhere inside a byte.
@@ -216,7 +216,7 @@ def delete_after_the_first_block(blocks):
             os.remove(path)
         yield block
 
-lines.report_each, lines.BLOCK = delete_after_the_first_block, 1 << 16
+lines.report_each, lines.BLOCK_BYTES = delete_after_the_first_block, 1 << 16
 lines.build_index(path)
 print("built")
 """

@@ -234,12 +234,12 @@ def fill_column(rows: pa.Table, name: str, value: int) -> pa.Table:
     [
         (lambda rows: fill_column(rows, "tokens", 65_000), "it has the token 65000"),
         (lambda rows: fill_column(rows, "shards", 6), "it names shard 6"),
-        (lambda rows: rows.drop_columns(["counts"]), "its columns are .*or of other types"),
+        (lambda rows: rows.drop_columns(["counts"]), "its columns are .*or have other types"),
         (
             lambda rows: replace_column(
                 rows, "tokens", rows["tokens"].cast(pa.list_(pa.int64())).combine_chunks()
             ),
-            "its columns are .*or of other types",
+            "its columns are .*or have other types",
         ),
     ],
 )

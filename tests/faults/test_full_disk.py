@@ -61,8 +61,9 @@ def test_an_unexpected_write_error_names_the_disk(small_disk: Path, tmp_path: Pa
     program.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from bsmeta.core.process import exit_code\n"
-        "sys.exit(exit_code(lambda: Path(sys.argv[1]).write_bytes(bytes(1_000_000)) and None))\n"
+        "from bsmeta.core.process import run_and_report\n"
+        "def write(): Path(sys.argv[1]).write_bytes(bytes(1_000_000))\n"
+        "sys.exit(run_and_report(write))\n"
     )
     done = run(small_disk, str(program), "{disk}/file")
     assert done.returncode == 2

@@ -462,7 +462,7 @@ def read_deepspeed(path: Path) -> None:
     document, problems = read_json(path)
     if document is not None:
         launch = read_launch({}, str(REPOSITORY / "experiments/accelerate/cpu_zero2.yaml"))
-        problems += DeepSpeedJson(document, demo(), launch).problems(set())
+        problems += DeepSpeedJson(document, demo(), launch).find_problems(set())
     for problem in problems:
         str(problem)
 

@@ -8,6 +8,7 @@ from typing import Any
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.document import Document
+from bsmeta.metadata.records import Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 
 
@@ -41,6 +42,17 @@ def document(settings: MetadataConfig, text: str, *records: dict) -> Document:
     """Returns a document decoded from a line with a single list `metadata`."""
     line = json.dumps({"text": text, "metadata": records}).encode()
     return DocumentDecoder(settings).decode(line)
+
+
+def page(number: int, **values: str) -> Document:
+    """A document with these global records."""
+    records = {key: [Record(value=value, key=key, type="global")] for key, value in values.items()}
+    return Document(f"text {number}", None, records)
+
+
+def entity_record(value: str, start: int) -> Record:
+    """A local record about one character."""
+    return Record(value, "entity", "local", char_start_idx=start, char_end_idx=start + 1)
 
 
 def render(settings: MetadataConfig, text: str, *records: dict) -> Rendered:

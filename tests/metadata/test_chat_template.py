@@ -97,7 +97,7 @@ def test_all_pages_of_the_sample_render_as_in_training(settings: dict[str, Any])
     pages = read_pages(config)
     assert len(pages) == 59
     for page in pages:
-        expected = renderer.render(page, config.metadata_list).whole
+        expected = renderer.render(page, config.metadata_list).full_text
         assert len(expected) > len(page.text)
         assert render_chat(config, list_values(page, config), page.text) == f"{expected}<eos>"
 
@@ -208,7 +208,7 @@ def render_both(config: MetadataConfig, key: str, value: Any) -> tuple[str | Non
     trained: str | None = None
     templated: str | None = None
     try:
-        trained = f"{Renderer(config).render(document, [key]).whole}<eos>"
+        trained = f"{Renderer(config).render(document, [key]).full_text}<eos>"
         templated = render_chat(config, {key: value}, "A")
     except (BadDocument, jinja2.TemplateError):
         pass
@@ -270,7 +270,7 @@ def test_dates_in_iso_notation_render_as_in_training(date: Any, notation: str) -
 class Shouted(Title):
     """Overrides the rendering of a type, but not its form."""
 
-    def _value(self, record: Record) -> str | None:
+    def _render_value(self, record: Record) -> str | None:
         return str(record.value).upper()
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from bsmeta.config.metadata import HtmlParserConfig, HtmlTagRules, MetadataConfig
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.rendering import Renderer, TypeSampler
+from bsmeta.metadata.rendering import Renderer
+from bsmeta.metadata.sampling import TypeSampler
 from tests.metadata.helpers import config, document, global_record, html, local, render
 
 

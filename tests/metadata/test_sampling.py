@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.metadata.rendering import TypeSampler
+from bsmeta.metadata.sampling import TypeSampler
 from tests.metadata.helpers import config, document, global_record, html
 
 KEYS = ["html", "url", "title"]

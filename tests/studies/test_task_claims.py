@@ -13,7 +13,7 @@ import pytest
 import yaml
 from scipy.special import stdtrit
 
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.studies.claim_report import format_sentences, make_claim_tables, make_declared_table
 from bsmeta.studies.config import ClaimConfig, DownstreamConfig, StudyConfig
 from bsmeta.studies.report import draw_claim_plot, write_report
@@ -291,7 +291,7 @@ def test_a_report_needs_no_harness_and_no_models(
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setattr(sys, "argv", ["study.py", str(file), "--report"])
     main = runpy.run_path(str(REPOSITORY / "experiments/study.py"))["main"]
-    assert exit_code(main) == 0
+    assert run_and_report(main) == 0
     printed = capsys.readouterr().out
     assert "**Supported**: URL answers better: +0.2" in printed
     assert "left out" not in printed

@@ -25,7 +25,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.keys import key
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.store import open_store
-from bsmeta.data.table.stream import TableStream, TokenBudget
+from bsmeta.data.table.stream import TableStream, TokenBudgetSteps
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task
 
@@ -82,7 +82,7 @@ class BudgetTask(Task):
         self._config = config
         self._rows = open_store(Path(config.store), {"rows": ROWS + 40}, build_rows)
         lengths = np.array([len(ids) for ids in self._rows["ids"][:ROWS]])
-        self._order = TokenBudget(
+        self._order = TokenBudgetSteps(
             lengths, config.batch_max_length, config.bucket_span, config.batch_shares, config.seed
         )
 

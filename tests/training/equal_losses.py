@@ -53,7 +53,7 @@ def bare(config: CausalLMConfig) -> list[float]:
     batches = iter(task.train_stream(0, 1, None))
     losses = []
     for step in range(1, config.max_train_steps + 1):
-        set_learning_rate(optimizer.param_groups, rates.rate(step))
+        set_learning_rate(optimizer.param_groups, rates.compute_rate(step))
         micro_batches = next(batches).micro_batches
         targets = sum(batch.weight for batch in micro_batches)
         total = 0.0

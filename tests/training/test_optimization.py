@@ -35,7 +35,9 @@ def test_each_step_has_the_expected_learning_rate(kind: str, expected: list[floa
     config = CausalLMConfig(
         learning_rate=1.0, lr_scheduler_type=kind, num_warmup_steps=2, max_train_steps=6
     )
-    assert [RatePlan.of(config, 6).rate(step) for step in range(1, 7)] == pytest.approx(expected)
+    assert [RatePlan.of(config, 6).compute_rate(step) for step in range(1, 7)] == pytest.approx(
+        expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,22 +55,26 @@ def test_the_rate_is_stable_until_the_decay(shape: str, falling: list[float]) ->
         num_decay_steps=4,
     )  # fmt: skip
     expected = [0.5, 1.0, 1.0, 1.0, *falling]
-    assert [RatePlan.of(config, 8).rate(step) for step in range(1, 9)] == pytest.approx(expected)
+    assert [RatePlan.of(config, 8).compute_rate(step) for step in range(1, 9)] == pytest.approx(
+        expected
+    )
     config = replace(config, num_decay_steps=None, decay_share=0.5, min_learning_rate_ratio=0.1)
     lifted = [*expected[:4], *(0.1 + 0.9 * rate for rate in falling)]
     lifted[0] = 0.5
-    assert [RatePlan.of(config, 8).rate(step) for step in range(1, 9)] == pytest.approx(lifted)
+    assert [RatePlan.of(config, 8).compute_rate(step) for step in range(1, 9)] == pytest.approx(
+        lifted
+    )
 
 
 def test_the_warm_up_may_be_a_share_of_the_run() -> None:
     config = CausalLMConfig(learning_rate=1.0, num_warmup_steps=1000, warmup_share=0.4)
-    rates = [RatePlan.of(config, 5).rate(step) for step in range(1, 6)]
+    rates = [RatePlan.of(config, 5).compute_rate(step) for step in range(1, 6)]
     assert rates == pytest.approx([0.5, 1.0, 1.0, 2 / 3, 1 / 3])
 
 
 def test_without_warm_up_the_first_step_has_the_peak_rate() -> None:
     config = CausalLMConfig(learning_rate=0.1, num_warmup_steps=0, max_train_steps=10)
-    assert RatePlan.of(config, 10).rate(1) == 0.1
+    assert RatePlan.of(config, 10).compute_rate(1) == 0.1
 
 
 def test_only_matrices_are_decayed() -> None:
@@ -97,10 +103,10 @@ def test_the_rate_falls_to_a_share_of_the_peak(kind: str, expected: list[float])
         num_warmup_steps=2,
         max_train_steps=6,
     )
-    rates = [RatePlan.of(config, 6).rate(step) / 2 for step in range(1, 7)]
+    rates = [RatePlan.of(config, 6).compute_rate(step) / 2 for step in range(1, 7)]
     assert rates == pytest.approx(expected)
     if kind != "constant":
-        assert RatePlan.of(config, 6).rate(7) == pytest.approx(0.2)
+        assert RatePlan.of(config, 6).compute_rate(7) == pytest.approx(0.2)
 
 
 TEXT = torch.arange(12).reshape(2, 6)

@@ -1,10 +1,10 @@
 """Unpacks untrusted archives into a folder, within limits.
 
-Archives with paths that leave the folder, links, devices, repeated paths, or more bytes or files
-than expected are refused, and the message names the member. The folder appears only when it is
-complete. The sizes of headers and member lists are limited before they are read. The `data` filter
-of `tarfile` is not used: it permits links and repeated paths, has no limits, and does not exist for
-zip archives.
+An archive is refused if a path leaves the folder or occurs twice, if it contains links or devices,
+or if it contains more bytes or files than expected; the message names the member. The folder
+appears only when it is complete. The sizes of headers and member lists are checked before they are
+read. The `data` filter of `tarfile` is not used: it permits links and repeated paths, has no
+limits, and does not exist for zip archives.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MAX_LIST_BYTES = MAX_FILES * 160
 """Maximum size of the member list of a zip file: enough for names of about 80 characters."""
 
 Advance = Callable[[int], None]
-"""Called with the number of bytes written so far."""
+"""Called with the number of bytes processed so far."""
 
-_BLOCK = 1 << 20  # bytes
-_MAX_XZ_MEMORY = 1 << 27  # bytes; twice the memory that the largest xz preset needs
-_MAX_GLOBAL_HEADERS = 100  # headers of a tar file that apply to all members
-_ZIP_ENTRY = b"PK\x01\x02"  # before each entry of the member list
+_BLOCK_BYTES = 1 << 20
+_MAX_XZ_MEMORY_BYTES = 1 << 27  # twice the memory that the largest xz preset needs
+_MAX_GLOBAL_HEADERS = 100  # headers of a tar file that apply to all later members
+_ZIP_ENTRY_MAGIC = b"PK\x01\x02"  # at the beginning of each entry of the member list
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -49,6 +49,7 @@ class Member(NamedTuple):
     """A file or folder in an archive.
 
     Attributes:
+        name: Path in the archive.
         size: Size of the content in bytes, as stated in the archive.
         open_content: Opens the content; returns None for a folder.
     """
@@ -62,8 +63,9 @@ def unpack(archive: Path, folder: Path, max_bytes: int, advance: Advance = lambd
     """Unpacks an archive into a folder that does not exist yet.
 
     Args:
-        archive: The archive; its suffix (one of `SUFFIXES`) determines the format.
+        archive: Path of the archive; its suffix (one of `SUFFIXES`) determines the format.
         max_bytes: Maximum total size of the unpacked files.
+        advance: Called with the number of bytes written so far.
 
     Raises:
         DataError: If the archive is damaged, or a member is refused; the folder is not created.
@@ -74,7 +76,7 @@ def unpack(archive: Path, folder: Path, max_bytes: int, advance: Advance = lambd
             _write_members(archive, part, max_bytes, advance)
     except DataError:
         raise
-    except Exception as error:  # the decoders of damaged or encrypted content raise many types
+    except Exception as error:  # decoders raise many types for damaged or encrypted content
         reason = str(error) or type(error).__name__
         raise DataError(f"{archive} cannot be unpacked to {folder}: {reason}") from error
 
@@ -98,7 +100,7 @@ def _write_members(archive: Path, folder: Path, max_bytes: int, advance: Advance
 
             path.parent.mkdir(parents=True, exist_ok=True)
             with content, open(path, "xb") as file:
-                while block := content.read(_BLOCK):
+                while block := content.read(_BLOCK_BYTES):
                     num_written += len(block)
                     if num_written > max_bytes:  # the stated sizes were wrong
                         raise _make_refusal(
@@ -111,12 +113,12 @@ def _write_members(archive: Path, folder: Path, max_bytes: int, advance: Advance
 
 
 def _resolve_member_path(archive: Path, name: str, folder: Path) -> Path:
-    """Returns the path of a member in the folder.
+    """Returns the path at which a member is unpacked in the folder.
 
     Archivers may write a folder as `a/`, and a path as `./a`.
 
     Raises:
-        DataError: If the path would leave the folder.
+        DataError: If the path leaves the folder.
     """
     if name in (".", "./"):
         return folder
@@ -129,12 +131,20 @@ def _resolve_member_path(archive: Path, name: str, folder: Path) -> Path:
 
 
 def _make_refusal(archive: Path, name: str, reason: str) -> DataError:
-    """Returns the error of an archive with an inadmissible member."""
+    """Returns the error for an archive that is refused.
+
+    Args:
+        name: The refused member, or part of the archive.
+    """
     return DataError(f"{archive} is not unpacked: {name!r}: {reason}")
 
 
 def _read_zip_members(archive: Path, max_bytes: int) -> Iterator[Member]:
-    """Yields the members of a zip file, whose content may be opened in turn."""
+    """Yields the members of a zip file.
+
+    Raises:
+        DataError: If a member is a link, a device, or compressed with an unusual method.
+    """
     with _ZipContent(archive) as content, zipfile.ZipFile(cast(IO[bytes], content)) as file:
         for info in file.infolist():
             mode = info.external_attr >> 16
@@ -152,7 +162,7 @@ def _read_zip_members(archive: Path, max_bytes: int) -> Iterator[Member]:
 
 
 class _ZipContent(io.FileIO):
-    """A zip file with a limit on its member list, which zipfile reads as a whole."""
+    """A zip file with a limit on the size of its member list, which zipfile reads at once."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_LIST_BYTES:
@@ -161,7 +171,7 @@ class _ZipContent(io.FileIO):
             )
 
         data = super().read(-1 if size is None else size)
-        if data.count(_ZIP_ENTRY) > MAX_FILES:
+        if data.count(_ZIP_ENTRY_MAGIC) > MAX_FILES:
             raise _make_refusal(
                 Path(str(self.name)), "its member list", f"more than {MAX_FILES:,} files"
             )
@@ -169,9 +179,13 @@ class _ZipContent(io.FileIO):
 
 
 def _read_tar_members(archive: Path, max_bytes: int) -> Iterator[Member]:
-    """Yields the members of a tar file; the content of each must be read before the next."""
-    # In addition to the content: a header and padding for each file, extended headers, and the
-    # padding at the end.
+    """Yields the members of a tar file; the content of each must be read before the next member.
+
+    Raises:
+        DataError: If a member is a link or a device, or a limit is exceeded.
+    """
+    # The tar file also has a header, extended headers and padding for each file, and padding at the
+    # end.
     max_tar_bytes = max_bytes + MAX_FILES * 4 * tarfile.BLOCKSIZE + 2 * tarfile.RECORDSIZE
     with _open_decompressed(archive) as decompressed:
         content = _TarContent(archive, decompressed, max_tar_bytes)
@@ -192,13 +206,19 @@ def _read_tar_members(archive: Path, max_bytes: int) -> Iterator[Member]:
 
 
 def _check_global_headers(archive: Path, headers: Mapping[str, str]) -> None:
-    """Refuses too many headers that apply to all later members; any member may add some."""
+    """Checks that a tar file does not have too many headers that apply to all later members.
+
+    Any member may add some.
+
+    Raises:
+        DataError: If it has.
+    """
     if len(headers) > _MAX_GLOBAL_HEADERS or sum(map(len, headers.values())) > MAX_HEADER_BYTES:
         raise _make_refusal(archive, "its global headers", f"more than {MAX_HEADER_BYTES:,} bytes")
 
 
 def _open_decompressed(archive: Path) -> IO[bytes]:
-    """Opens the tar file in an archive; the suffix determines the compression."""
+    """Opens the decompressed tar file in an archive, whose suffix determines the compression."""
     if archive.suffix in (".gz", ".tgz"):
         return cast(IO[bytes], igzip.open(archive))
     if archive.suffix == ".bz2":
@@ -211,8 +231,8 @@ def _open_decompressed(archive: Path) -> IO[bytes]:
 class _XzContent(io.FileIO):
     """The decompressed content of an xz file.
 
-    Its header states the memory that decompression needs; more than `_MAX_XZ_MEMORY` is refused.
-    `lzma.open` has no such limit.
+    Its header states the memory that decompression needs. Files that need more than
+    `_MAX_XZ_MEMORY_BYTES` are refused; `lzma.open` has no such limit.
     """
 
     def __init__(self, path: Path) -> None:
@@ -221,7 +241,7 @@ class _XzContent(io.FileIO):
         self._unread = b""  # the unread end of the last block
 
     def read(self, size: int | None = -1) -> bytes:
-        """Returns up to `size` bytes; none only at the end."""
+        """Returns up to `size` bytes, at least one before the end."""
         assert size is not None
         assert size >= 0
         while not self._unread and (block := next(self._blocks, None)) is not None:
@@ -231,27 +251,28 @@ class _XzContent(io.FileIO):
         return data
 
     def _decompress(self) -> Iterator[bytes]:
-        """Yields the content of any number of concatenated streams, possibly padded."""
-        data = super().read(_BLOCK)
+        """Yields the content of any number of concatenated streams, which may be padded."""
+        data = super().read(_BLOCK_BYTES)
         while data:
-            stream = lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY)
+            stream = lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY_BYTES)
             while not stream.eof:
                 if stream.needs_input and not data:
-                    data = super().read(_BLOCK)
+                    data = super().read(_BLOCK_BYTES)
                     if not data:
                         raise EOFError("it ends in the middle of its data")
-                yield stream.decompress(data, _BLOCK)
+                yield stream.decompress(data, _BLOCK_BYTES)
                 data = b""
 
             data = stream.unused_data.lstrip(b"\0")
-            while not data and (block := super().read(_BLOCK)):
+            while not data and (block := super().read(_BLOCK_BYTES)):
                 data = block.lstrip(b"\0")
 
 
 class _TarContent:
-    """The content of a tar file, which is read only forward and up to limits.
+    """The content of a tar file, which can only be read forward and up to limits.
 
-    Decompressed content may be endless, and a header may state any size.
+    The limits are needed because decompressed content may be endless, and a header may state any
+    size.
     """
 
     def __init__(self, archive: Path, content: IO[bytes], max_bytes: int) -> None:
@@ -259,15 +280,15 @@ class _TarContent:
         self._content = content
         self._position = 0
         self._max_bytes = max_bytes
-        # Bytes that are left for the headers of a member; None while a file's content is read.
+        # Bytes left for the headers of the current member; None while its content is read.
         self._header_budget: int | None = MAX_HEADER_BYTES
 
     def begin_header(self) -> None:
-        """Must be called before the headers of a member are read."""
+        """Begins the headers of a member, whose total size is limited."""
         self._header_budget = MAX_HEADER_BYTES
 
     def end_header(self) -> None:
-        """Must be called before the content of a member is read."""
+        """Ends the headers of a member; the next reads are of its content."""
         self._header_budget = None
 
     def tell(self) -> int:
@@ -275,7 +296,11 @@ class _TarContent:
         return self._position
 
     def seek(self, position: int) -> int:
-        """Skips content up to a position."""
+        """Skips content up to a position; returns the position reached.
+
+        Raises:
+            DataError: If the position is before the current one.
+        """
         if position < self._position:
             raise _make_refusal(self._archive, "a header", "a size that leads backwards")
         while self._position < position:
@@ -284,7 +309,11 @@ class _TarContent:
         return self._position
 
     def read(self, size: int) -> bytes:
-        """Returns `size` bytes; fewer at the end."""
+        """Returns `size` bytes; fewer at the end.
+
+        Raises:
+            DataError: If the headers of a member, or the content, exceed their limit.
+        """
         if self._header_budget is not None:
             self._header_budget -= size
             if size < 0 or self._header_budget < 0:
@@ -299,8 +328,8 @@ class _TarContent:
         return b"".join(blocks)
 
     def _read_block(self, max_size: int) -> bytes:
-        """Returns up to `max_size` bytes, and at most `_BLOCK`."""
-        data = self._content.read(min(max_size, _BLOCK))
+        """Returns up to `max_size` bytes, but at most `_BLOCK_BYTES`."""
+        data = self._content.read(min(max_size, _BLOCK_BYTES))
         self._position += len(data)
         if self._position > self._max_bytes:
             raise _make_refusal(self._archive, "its content", "more bytes than its files may have")

@@ -1,11 +1,11 @@
 """Reads the account of Azure Blob Storage from the environment, and authorizes requests with it.
 
 Credentials are searched in the order of Azure's command line: a connection string, the account key,
-a shared access signature (SAS). A connection string is used alone, because it names an account of
-its own. Without any, requests are anonymous, which a public container permits.
+a shared access signature (SAS). A connection string names its own account, so no other variable is
+read with it. Without credentials, requests are anonymous, which a public container permits.
 
-Tokens of Microsoft Entra ID (`az login`, managed identities) are not used: whoever has one can make
-a SAS from it, with `az storage container generate-sas --as-user --auth-mode login`.
+Tokens of Microsoft Entra ID (`az login`, managed identities) are not supported; a user who has one
+can make a SAS from it, with `az storage container generate-sas --as-user --auth-mode login`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from bsmeta.core.secrets import declare_secrets, format_url
 API_VERSION = "2021-12-02"  # from 2021-02-12 on, listings encode names that XML cannot contain
 
 _CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
-_ENDPOINT = "AZURE_STORAGE_ENDPOINT"
-_NAMES = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
-_KEYS = ("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY")
-_SAS_TOKEN = "AZURE_STORAGE_SAS_TOKEN"
+_ENDPOINT_VARIABLE = "AZURE_STORAGE_ENDPOINT"
+_NAME_VARIABLES = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+_KEY_VARIABLES = ("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY")
+_SAS_VARIABLE = "AZURE_STORAGE_SAS_TOKEN"
 _ACCOUNT_NAME = re.compile("[a-z0-9-]+")
 
-# In the order in which they are signed.
+# The signature covers these headers in this order.
 _SIGNED_HEADERS = (
     "Content-Encoding",
     "Content-Language",
@@ -53,25 +53,27 @@ class Account:
     """An account, and the credentials for it.
 
     Attributes:
-        endpoint: URL of its blob service, without a slash at the end.
+        endpoint: URL of the account's blob service, without a slash at the end.
         name: Name of the account; may be empty unless there is a key.
-        variable: Environment variable that holds the credentials; "": there are none.
-        key: The account key; b"": none.
-        sas: The SAS token, without a question mark; "": none.
+        credentials_variable: Environment variable that contains the credentials; "" if there are
+            none.
+        key: The decoded account key; b"" if there is none.
+        sas: The SAS token, without a question mark; "" if there is none.
     """
 
     endpoint: str
     name: str
-    variable: str = ""
+    credentials_variable: str = ""
     key: bytes = field(default=b"", repr=False)
     sas: str = field(default="", repr=False)
 
     def authorize(
         self, method: str, url: str, headers: dict[str, str]
     ) -> tuple[str, dict[str, str]]:
-        """Returns the URL and the headers of a request with the credentials in them.
+        """Returns the URL and the headers of a request with the credentials added.
 
-        The account key signs headers such as Range, so they must be in `headers` already.
+        Args:
+            headers: All other headers of the request, because the account key signs them.
         """
         headers = {**headers, "x-ms-date": formatdate(usegmt=True), "x-ms-version": API_VERSION}
         if self.key:
@@ -105,15 +107,16 @@ def read_account() -> Account:
 def compute_signature(account: Account, method: str, url: str, headers: dict[str, str]) -> str:
     """Computes the signature of a request with the account key (Shared Key).
 
-    Source: https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key, for the
+    Source: https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key, for
     version 2015-02-21 and later.
     """
     sent_url = httpx2.URL(url)
     sent_headers = httpx2.Headers(headers)
 
     lines = [method, *(sent_headers.get(name, "") for name in _SIGNED_HEADERS)]
-    extension_headers = [item for item in sent_headers.items() if item[0].startswith("x-ms-")]
-    lines += [f"{name}:{value}" for name, value in sorted(extension_headers)]
+    for name, value in sorted(sent_headers.items()):
+        if name.startswith("x-ms-"):
+            lines.append(f"{name}:{value}")
 
     sent_path = sent_url.raw_path.decode().partition("?")[0]
     lines.append(f"/{account.name}{sent_path}")
@@ -144,35 +147,35 @@ def _parse_connection_string(text: str) -> Account:
 
     key = fields.get("accountkey", "")
     sas = fields.get("sharedaccesssignature", "")
-    variable = _CONNECTION_STRING
-    return _make_account(variable, endpoint, name, key, sas, variable if key or sas else "")
+    credentials_variable = _CONNECTION_STRING if key or sas else ""
+    return _make_account(_CONNECTION_STRING, endpoint, name, key, sas, credentials_variable)
 
 
 def _read_variables() -> Account:
     """Reads the account from the variables for its name, endpoint, key and SAS token."""
-    name_variable, name = _read_variable(*_NAMES)
-    key_variable, key = _read_variable(*_KEYS)
-    sas_variable, sas = _read_variable(_SAS_TOKEN)
+    name_variable, name = _read_variable(*_NAME_VARIABLES)
+    key_variable, key = _read_variable(*_KEY_VARIABLES)
+    sas_variable, sas = _read_variable(_SAS_VARIABLE)
 
-    endpoint = os.environ.get(_ENDPOINT)
+    endpoint = os.environ.get(_ENDPOINT_VARIABLE)
     if not endpoint and not name:
         raise ConfigurationError(
-            f"az://… cannot be read: found no {_NAMES[0]}, expected the name of the storage "
-            f"account; set it (or {_CONNECTION_STRING})"
+            f"az://… cannot be read: found no {_NAME_VARIABLES[0]}, expected the name of the "
+            f"storage account; set it (or {_CONNECTION_STRING})"
         )
     if not endpoint and not _ACCOUNT_NAME.fullmatch(name):
         raise ConfigurationError(
             f"az://… cannot be read: {name_variable}: found {format_url(name)}, expected the name "
-            "of a storage account: small letters and digits, without the host; correct it"
+            "of a storage account: lower-case letters and digits, without the host; correct it"
         )
 
     endpoint = endpoint or f"https://{name}.blob.core.windows.net"
-    variable = key_variable or sas_variable
-    return _make_account(_ENDPOINT, endpoint, name, key, sas, variable)
+    credentials_variable = key_variable or sas_variable
+    return _make_account(_ENDPOINT_VARIABLE, endpoint, name, key, sas, credentials_variable)
 
 
 def _read_variable(*variables: str) -> tuple[str, str]:
-    """Returns the first of several environment variables that is set, and its value."""
+    """Returns the name and the stripped value of the first variable that is set; else ("", "")."""
     for variable in variables:
         value = os.environ.get(variable, "").strip()
         if value:
@@ -181,37 +184,49 @@ def _read_variable(*variables: str) -> tuple[str, str]:
 
 
 def _make_account(
-    setting: str, endpoint: str, name: str, key: str, sas: str, variable: str
+    source_variable: str,
+    endpoint: str,
+    name: str,
+    key: str,
+    sas: str,
+    credentials_variable: str,
 ) -> Account:
-    """Returns an account whose values have been checked.
+    """Checks the values of an account, and returns it.
 
     Args:
-        setting: Variable that holds the endpoint, for messages.
-        variable: Variable that holds the credentials.
+        source_variable: Environment variable that contains the endpoint, for messages.
+        key: The account key in base64.
+        credentials_variable: Environment variable that contains the credentials.
+
+    Raises:
+        ConfigurationError: If a value is malformed, or a key has no account.
     """
     if not _is_endpoint(endpoint):
         raise ConfigurationError(
-            f"az://… cannot be read: the endpoint in {setting}: found "
+            f"az://… cannot be read: the endpoint in {source_variable}: found "
             f"{format_url(endpoint)}, expected http(s)://HOST or, for an emulator, "
             "http://HOST:PORT/ACCOUNT, without user and query; correct it"
         )
     if key and not name:
         raise ConfigurationError(
-            f"az://… cannot be read: {variable}: found an account key without the name of its "
-            f"account; set {_NAMES[0]}, or add AccountName=NAME to a connection string"
+            f"az://… cannot be read: {credentials_variable}: found an account key without the name "
+            f"of its account; set {_NAME_VARIABLES[0]}, or add AccountName=NAME to a connection "
+            "string"
         )
 
     try:
         decoded_key = base64.b64decode(key, validate=True)
     except ValueError:
         raise ConfigurationError(
-            f"az://… cannot be read: {variable}: found an account key that is not in base64, "
-            "expected 88 characters that end in ==; copy it again (az storage account keys list)"
+            f"az://… cannot be read: {credentials_variable}: found an account key that is not in "
+            "base64, expected 88 characters that end in ==; copy it again (az storage account keys "
+            "list)"
         ) from None
-    return Account(endpoint.rstrip("/"), name, variable, decoded_key, sas.lstrip("?"))
+    return Account(endpoint.rstrip("/"), name, credentials_variable, decoded_key, sas.lstrip("?"))
 
 
 def _is_endpoint(endpoint: str) -> bool:
+    """Returns whether a text is an http(s) URL of a host, without user, query and fragment."""
     try:
         url = urlsplit(endpoint)
         has_host = bool(url.hostname) and "@" not in url.netloc

@@ -1,11 +1,12 @@
 """Lists blobs in containers of Azure Blob Storage (`az://`), and reads ranges of them over HTTP.
 
-The requests are those of the REST API (https://learn.microsoft.com/rest/api/storageservices). The
-listed ETag is required of every response, so that a blob that is overwritten is detected.
+It uses the REST API (https://learn.microsoft.com/rest/api/storageservices). Every response must
+have the listed ETag, so that an overwritten blob is detected.
 
-The address does not name the account, although adlfs accepts `az://CONTAINER@ACCOUNT.…/PATH`: the
-credentials belong to one account and must not be sent to another that a configuration names, and
-everything before an `@` is hidden in messages and in saved configurations, like a password.
+Unlike adlfs, which accepts `az://CONTAINER@ACCOUNT.…/PATH`, the address does not name the account:
+the credentials belong to one account, and must not be sent to another one that a configuration
+names. Also, everything before an `@` is redacted in messages and in saved configurations, like a
+password.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ WRONG_CREDENTIALS = ("AuthenticationFailed", "InvalidAuthenticationInfo")
 
 
 class AzureBlobs(Bucket):
-    """Requests blobs of a storage account, or of an emulator (AZURE_STORAGE_ENDPOINT).
+    """The blobs of a storage account, or of an emulator (AZURE_STORAGE_ENDPOINT).
 
     Raises:
         ConfigurationError: If the environment names no account, or is malformed.
     """
 
     scheme = "az"
-    form = "az://CONTAINER/PATH"
-    variable = "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ENDPOINT"
+    syntax = "az://CONTAINER/PATH"
+    server_variables = "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ENDPOINT"
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,8 +49,8 @@ class AzureBlobs(Bucket):
     def server(self) -> str:
         return format_server(self._account.endpoint)
 
-    def parse(self, url: str, revision: str | None) -> Pattern:
-        pattern = super().parse(url, revision)
+    def parse_url(self, url: str, revision: str | None) -> Pattern:
+        pattern = super().parse_url(url, revision)
         if "@" in pattern.container:
             raise ValueError("set the account in AZURE_STORAGE_ACCOUNT_NAME, not in the address")
         return pattern
@@ -57,7 +58,7 @@ class AzureBlobs(Bucket):
     def list_page(
         self,
         pattern: Pattern,
-        page: str,
+        page_token: str,
         subject: str,
         settings: RemoteSettings,
     ) -> tuple[list[FileRef], str]:
@@ -67,8 +68,8 @@ class AzureBlobs(Bucket):
             parameters["prefix"] = prefix
         if not pattern.is_deep:
             parameters["delimiter"] = "/"
-        if page:
-            parameters["marker"] = page
+        if page_token:
+            parameters["marker"] = page_token
         # The service and the signature agree on %20 for a space, but not on a plus sign.
         query = urlencode(parameters, quote_via=quote)
         url = f"{self._format_container_url(pattern.container)}?{query}"
@@ -77,7 +78,7 @@ class AzureBlobs(Bucket):
         listing = parse_listing(body, "EnumerationResults")
         refs = []
         for blob in listing.iterfind("{*}Blobs/{*}Blob"):
-            # Accounts with a hierarchical namespace list folders, too.
+            # Accounts with a hierarchical namespace also list folders.
             if blob.findtext("{*}Properties/{*}ResourceType") != "directory":
                 refs.append(self._read_blob(blob, pattern.container, settings))
         return refs, listing.findtext("{*}NextMarker", "")
@@ -85,7 +86,7 @@ class AzureBlobs(Bucket):
     def _read_blob(
         self, blob: ElementTree.Element, container: str, settings: RemoteSettings
     ) -> FileRef:
-        """Returns a listed blob.
+        """Reads the entry of a blob in a listing.
 
         Raises:
             TransientError: If the entry is incomplete.
@@ -122,14 +123,14 @@ class AzureBlobs(Bucket):
         url = f"{self._format_container_url(ref.container)}{path}"
         return url, {"If-Match": f'"{ref.version}"', "Accept-Encoding": "identity"}
 
-    def _get_version(self, ref: FileRef) -> str:
+    def _get_listed_etag(self, ref: FileRef) -> str:
         return ref.version
 
     def _read_error_code(self, body: bytes) -> str:
         return read_xml_error_code(body)
 
     def _explain_missing_bucket(self, container: str) -> str:
-        if self._account.variable:
+        if self._account.credentials_variable:
             return (
                 f"there is no such container: {container}; correct its name, or the account "
                 "(AZURE_STORAGE_ACCOUNT_NAME)"
@@ -140,7 +141,7 @@ class AzureBlobs(Bucket):
         )
 
     def _advise_on_access(self, code: str) -> str:
-        variable = self._account.variable
+        variable = self._account.credentials_variable
         if not variable:
             return (
                 "it is not public, and there are no credentials; set AZURE_STORAGE_SAS_TOKEN, "

@@ -1,8 +1,8 @@
 """Caches results on disk that take a full pass over a file to compute.
 
-All processes of a machine share the cache. The name of an entry depends on the size, the
-modification time and the first bytes of the file (or the size and hash of a remote one), so an
-entry is never used for other content.
+All processes of a machine share the cache. The name of an entry depends on the file's size,
+modification time and first bytes (or on the size and hash of a remote file), so an entry is never
+used for other content.
 """
 
 from __future__ import annotations
@@ -22,27 +22,35 @@ from bsmeta.data.io.file_ref import FileRef
 
 log = logging.getLogger(__name__)
 
-_HEAD_BYTES = 1 << 16  # first bytes of a file that, with its size and time, identify its content
-_VERSION = 2  # increase when results are computed or stored differently
-_MAX_NAME_BYTES = 128  # of a file's name in the name of its entries
+_NUM_HEAD_BYTES = 1 << 16  # first bytes of a file, which help to identify its content
+_VERSION = 2  # increased when results are computed or stored differently
+_MAX_NAME_BYTES = 128  # of a file's name in the names of its entries
 
 Arrays = dict[str, np.ndarray]
+"""A cached result: named arrays."""
 
 
 class Cache:
-    """A cache folder.
+    """A folder of cached results.
 
     Args:
-        folder: The folder; None is `bsmeta` in the user's cache folder.
+        folder: Path of the folder; None is `bsmeta` in the user's cache folder.
     """
 
     def __init__(self, folder: str | None = None) -> None:
-        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self.folder = Path(folder) if folder else Path(caches) / "bsmeta"
+        user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        self.folder = Path(folder) if folder else Path(user_cache) / "bsmeta"
 
     def load(self, path: str | FileRef, kind: str) -> Arrays | None:
-        """Loads the result of a kind for a file's current content; None if it is not cached."""
-        return read_arrays(self._entry_path(path, kind))
+        """Loads a result for a file's current content; None if it is not cached.
+
+        Args:
+            kind: Identifies the computation of the result, such as `index`.
+
+        Raises:
+            OSError: If a local file cannot be read.
+        """
+        return read_arrays(self._locate_entry(path, kind))
 
     def ensure(self, path: str | FileRef, kind: str, compute: Callable[[], Arrays]) -> None:
         """Computes and caches a result for a file, unless a readable one is already cached.
@@ -50,20 +58,20 @@ class Cache:
         Raises:
             OSError: If the folder cannot be written, or `compute` cannot read the file.
         """
-        entry_path = self._entry_path(path, kind)
+        entry_path = self._locate_entry(path, kind)
         self.folder.mkdir(parents=True, exist_ok=True)
         with hold_lock(f"{entry_path}.lock", f"{kind} of {path}"):
             if read_arrays(entry_path) is None:
                 write_arrays(entry_path, compute())
 
-    def _entry_path(self, path: str | FileRef, kind: str) -> Path:
-        """Returns the path of the result of a kind for a file's current content."""
+    def _locate_entry(self, path: str | FileRef, kind: str) -> Path:
+        """Returns the path at which a result for a file's current content is cached."""
         if isinstance(path, FileRef):  # its hash is in the listing
             key = xxhash.xxh3_64(f"{_VERSION} {path.size} {path.content_id}".encode())
         else:
             status = os.stat(path)
             with open(path, "rb") as file:
-                key = xxhash.xxh3_64(file.read(_HEAD_BYTES))
+                key = xxhash.xxh3_64(file.read(_NUM_HEAD_BYTES))
             key.update(f"{_VERSION} {status.st_size} {status.st_mtime_ns}".encode())
 
         # The file's name is only for people. A remote name may have any characters and length.
@@ -89,12 +97,12 @@ def read_arrays(path: Path) -> Arrays | None:
 
 @contextlib.contextmanager
 def keep_if_possible(subject: str) -> Iterator[None]:
-    """Logs a warning instead of raising an error if data cannot be written to the cache.
+    """Suppresses the `OSError` of writing to the cache, and logs a warning instead.
 
-    Without the data, later runs only take longer.
+    Without the cached data, later runs only take longer.
 
     Args:
-        subject: The data with a verb, for the message, such as `the hashes are`.
+        subject: Subject and verb of the message, such as `the hashes are`.
     """
     try:
         yield
@@ -103,7 +111,7 @@ def keep_if_possible(subject: str) -> Iterator[None]:
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Writes arrays to a file atomically and durably: a crash of the machine does not damage it."""
+    """Writes arrays to a file, atomically and durably: a machine crash does not damage it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_atomically(path) as part:
         np.savez(part, **arrays)  # type: ignore[arg-type]

@@ -1,13 +1,14 @@
 """Decompresses files, from the beginning or from an access point on.
 
-Reading of a Zstandard file can start at any of its frames. Decompression of a gzip file can only
-start where a deflate block begins, which may be inside a byte, and it needs the preceding 32 KB of
-decompressed data. An `AccessPoint`, built by `lines`, stores all this. isal cannot start inside a
-byte, so empty deflate blocks that end at the required bit are put before the data.
+A Zstandard file can be read from any of its frames on. A gzip file can be read only from the start
+of a deflate block, which may be inside a byte, and decompressing the block requires the preceding
+32 KB of content. An `AccessPoint`, built by `lines`, stores the position and that content. isal
+cannot start inside a byte, so empty deflate blocks that end at the required bit are put before the
+data.
 
-A Zstandard frame refers back to at most its window, which is kept in memory. All windows that the
-library supports are accepted (up to `zstd --long=31`, as in Pushshift dumps); most are 8 MiB or
-less.
+Each Zstandard frame has a window: the preceding content to which it may refer, which is kept in
+memory. All sizes that the library supports are accepted (up to `zstd --long=31`, as in Pushshift
+dumps); most windows are 8 MiB or less.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ from isal import isal_zlib
 
 from bsmeta.core.errors import DataError
 
-BLOCK = 1 << 18  # bytes of content
-COMPRESSED_BLOCK = 1 << 18  # bytes of a file
-GZIP_MEMBER = 31  # zlib's `wbits` for a gzip header, a deflate stream and a checksum
-BARE_DEFLATE = -15  # zlib's `wbits` for a bare deflate stream
-TRAILER_BYTES = 8  # checksum and size after the deflate stream of a gzip member
-CUT = "the file ends in the middle of its data"
-EMPTY = "the file is empty, without even a compression header: it was not written completely"
+BLOCK_BYTES = 1 << 18  # of content, yielded at a time
+COMPRESSED_BLOCK_BYTES = 1 << 18  # of a file, read at a time
+GZIP_WBITS = 31  # zlib's `wbits` for a gzip header, a deflate stream and a checksum
+RAW_DEFLATE_WBITS = -15  # zlib's `wbits` for a bare deflate stream
+GZIP_TRAILER_BYTES = 8  # after the deflate stream of a gzip member: checksum and size
+TRUNCATED_MESSAGE = "the file ends in the middle of its data"
+EMPTY_MESSAGE = (
+    "the file is empty, without even a compression header: it was not written completely"
+)
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-LFS = "the file is a Git LFS pointer; fetch its content with git lfs pull"
-GZIP_MARK = b"\x1f\x8b"
+LFS_MESSAGE = "the file is a Git LFS pointer; fetch its content with git lfs pull"
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 MAX_WINDOW_LOG = 31
-"""Binary logarithm of the maximum window of a Zstandard frame (2 GiB)."""
+"""Binary logarithm of the maximum window size of a Zstandard frame (2 GiB)."""
 
-_DEFAULT_MAX_WINDOW = 1 << 27  # bytes; the maximum of the zstd program without options
-_FRAME_MARK = b"\x28\xb5\x2f\xfd"
-_MAX_FRAME_HEADER_BYTES = 18  # bytes
+_DEFAULT_MAX_WINDOW_BYTES = 1 << 27  # accepted by the zstd program without options
+_MAX_FRAME_HEADER_BYTES = 18
 
 # An empty block with the fixed code is 10 bits long: not the last block (0), type 1 (1, 0), end of
 # block (7 zeros). RFC 1951, sections 3.2.3 and 3.2.6; bits are written in the order of the stream.
@@ -64,57 +67,62 @@ class AccessPoint(NamedTuple):
     """A point at which reading a shard can start.
 
     Attributes:
-        raw: Number of bytes of content before the point.
+        content_offset: Offset of the point in the decompressed content.
         line: Number of line ends before the point.
-        offset: Offset in the file of the first whole byte after the point.
+        file_offset: Offset in the file of the first whole byte after the point.
         bits: Number of bits of the previous byte that also belong to the block (0 to 7).
         window: The content before the point to which the block may refer (up to 32 KB).
     """
 
-    raw: int
+    content_offset: int
     line: int
-    offset: int
+    file_offset: int
     bits: int
     window: bytes
 
 
 def read_content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iterator[bytes]:
-    """Yields the content of a shard in blocks of about `BLOCK` bytes.
+    """Yields the content of a shard in blocks of about `BLOCK_BYTES` bytes.
 
     Args:
-        path: The suffix determines the format: `.gz`, `.zst`, or plain.
+        path: Path of the file. Its suffix determines the format: `.gz`, `.zst`, or otherwise plain.
         point: The point to start from; None starts at the beginning.
 
     Raises:
         DamagedFileError: If the file is damaged, once the content before the damage is yielded.
+        DataError: If a Zstandard frame needs too much memory.
     """
     if path.endswith(".gz"):
         return decompress_gzip(file) if point is None else _inflate_from(file, point)
 
-    file.seek(0 if point is None else point.offset)
+    file.seek(0 if point is None else point.file_offset)
     if path.endswith(".zst"):
         return (block for _, block in read_zst_blocks(path, file))
-    return iter(lambda: file.read(BLOCK), b"")
+    return iter(lambda: file.read(BLOCK_BYTES), b"")
 
 
 def _read_first_block(file: BinaryIO) -> bytes:
     """Returns the first bytes of a compressed file.
 
     Raises:
-        DamagedFileError: If it has none, or if it is a Git LFS pointer.
+        DamagedFileError: If the file is empty, or a Git LFS pointer.
     """
-    data = file.read(COMPRESSED_BLOCK)
+    data = file.read(COMPRESSED_BLOCK_BYTES)
     if not data:
-        raise DamagedFileError(EMPTY)
+        raise DamagedFileError(EMPTY_MESSAGE)
     if data.startswith(LFS_POINTER):
-        raise DamagedFileError(LFS)
+        raise DamagedFileError(LFS_MESSAGE)
     return data
 
 
 def decompress_gzip(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the content of a gzip file with any number of members."""
+    """Yields the content of a gzip file with any number of members.
+
+    Raises:
+        DamagedFileError: If it is damaged or not a gzip file.
+    """
     data = _read_first_block(file)
-    if not data.startswith(GZIP_MARK):
+    if not data.startswith(GZIP_MAGIC):
         raise DamagedFileError(
             "the file is not compressed with gzip, although its name ends in .gz; rename or "
             "compress it"
@@ -126,52 +134,59 @@ def _inflate_members(file: BinaryIO, data: bytes) -> Iterator[bytes]:
     """Yields the content of the remaining members of a gzip file.
 
     Args:
-        data: Compressed bytes that have already been read.
+        data: The compressed bytes that were already read, from the start of a member on.
     """
-    data = data or file.read(COMPRESSED_BLOCK)
+    data = data or file.read(COMPRESSED_BLOCK_BYTES)
     while data:
-        data = yield from _inflate_member(file, data, isal_zlib.decompressobj(wbits=GZIP_MEMBER))
+        data = yield from _inflate_member(file, data, isal_zlib.decompressobj(wbits=GZIP_WBITS))
 
         # After a member comes another member, or zero padding to a full tape block.
         data = data.lstrip(b"\0")
-        while not data and (block := file.read(COMPRESSED_BLOCK)):
+        while not data and (block := file.read(COMPRESSED_BLOCK_BYTES)):
             data = block.lstrip(b"\0")
 
 
 def _inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:
     """Yields the content of a gzip file from an access point on."""
-    file.seek(point.offset - (point.bits > 0))
-    data = file.read(COMPRESSED_BLOCK)
-    if point.bits:
-        data = align_to_byte(data, point.bits)
+    if point.bits == 0:
+        file.seek(point.file_offset)
+        data = file.read(COMPRESSED_BLOCK_BYTES)
+    else:
+        file.seek(point.file_offset - 1)
+        data = align_to_byte(file.read(COMPRESSED_BLOCK_BYTES), point.bits)
 
-    member = isal_zlib.decompressobj(wbits=BARE_DEFLATE, zdict=point.window)
+    member = isal_zlib.decompressobj(wbits=RAW_DEFLATE_WBITS, zdict=point.window)
     data = yield from _inflate_member(file, data, member)
-    data += file.read(max(TRAILER_BYTES - len(data), 0))
-    yield from _inflate_members(file, data[TRAILER_BYTES:])
+    data += file.read(max(GZIP_TRAILER_BYTES - len(data), 0))
+    yield from _inflate_members(file, data[GZIP_TRAILER_BYTES:])
 
 
 def _inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes, None, bytes]:
-    """Yields the content of one deflate stream; returns the data read beyond its end."""
+    """Yields the content of a gzip member or deflate stream; returns the data after its end.
+
+    Args:
+        data: The compressed bytes that were already read.
+        member: The decompressor of the member or stream.
+    """
     while not member.eof:
         try:
-            block = member.decompress(data, BLOCK)
+            block = member.decompress(data, BLOCK_BYTES)
         except isal_zlib.error as error:  # type: ignore[misc]
             raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
         if block:
             yield block
 
-        # After a full block, the decompressor may have more content without more data.
+        # After a full block, the decompressor may yield more content without more data.
         data = member.unconsumed_tail
-        if not data and not member.eof and len(block) < BLOCK:
-            data = file.read(COMPRESSED_BLOCK)
+        if not data and not member.eof and len(block) < BLOCK_BYTES:
+            data = file.read(COMPRESSED_BLOCK_BYTES)
             if not data:
-                raise DamagedFileError(CUT)
+                raise DamagedFileError(TRUNCATED_MESSAGE)
     return member.unused_data
 
 
 def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yields the blocks of content of a Zstandard file, each with the offset of its frame.
+    """Yields the content of a Zstandard file in blocks, each after the offset of its frame.
 
     Skippable frames, such as the seek table of the seekable format, have no content.
 
@@ -190,10 +205,10 @@ def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     while data:
         if len(data) < _MAX_FRAME_HEADER_BYTES:
             data += file.read(_MAX_FRAME_HEADER_BYTES - len(data))
-        window = measure_window(data)
-        if window > 1 << MAX_WINDOW_LOG:
+        window_bytes = read_window_size(data)
+        if window_bytes > 1 << MAX_WINDOW_LOG:
             raise DataError(
-                f"{path}: a frame needs a window of {_format_size(window)}; expected at most "
+                f"{path}: a frame needs a window of {_format_size(window_bytes)}; expected at most "
                 f"{_format_size(1 << MAX_WINDOW_LOG)}. The file is intact: ask for its content "
                 "compressed with a smaller window"
             )
@@ -201,49 +216,53 @@ def read_zst_blocks(path: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         frame = zstd.ZstdDecompressor(options=options)
         while not frame.eof:
             if frame.needs_input and not data:
-                data = file.read(COMPRESSED_BLOCK)
+                data = file.read(COMPRESSED_BLOCK_BYTES)
                 if not data:
-                    raise DamagedFileError(CUT)
+                    raise DamagedFileError(TRUNCATED_MESSAGE)
             try:
-                block = frame.decompress(data, BLOCK)
+                block = frame.decompress(data, BLOCK_BYTES)
             except zstd.ZstdError as error:
-                raise _make_frame_error(path, window, error) from error
+                raise _make_frame_error(path, window_bytes, error) from error
             data = b""
             if block:
                 yield offset, block
 
-        data = frame.unused_data or file.read(COMPRESSED_BLOCK)
+        data = frame.unused_data or file.read(COMPRESSED_BLOCK_BYTES)
         offset = file.tell() - len(data)
 
 
-def _make_frame_error(path: str, window: int, error: Exception) -> DataError | DamagedFileError:
+def _make_frame_error(
+    path: str, window_bytes: int, error: Exception
+) -> DataError | DamagedFileError:
     """Returns the error for a Zstandard frame that cannot be decompressed.
 
     Args:
-        window: The window of the frame in bytes.
+        window_bytes: Size of the frame's window.
+        error: The error of the decompressor.
     """
-    if window > _DEFAULT_MAX_WINDOW and "not enough memory" in str(error):
+    if window_bytes > _DEFAULT_MAX_WINDOW_BYTES and "not enough memory" in str(error):
         return DataError(
-            f"{path}: a frame needs a window of {_format_size(window)}, and there is not enough "
-            "memory. The file is intact: give the process more memory, or compress the content "
-            "again with a smaller window: zstd -dc --long=31 OLD | zstd -o NEW"
+            f"{path}: a frame needs a window of {_format_size(window_bytes)}, and there is not "
+            "enough memory. The file is intact: give the process more memory, or compress the "
+            "content again with a smaller window: zstd -dc --long=31 OLD | zstd -o NEW"
         )
     return DamagedFileError(f"the data cannot be decompressed: {error}")
 
 
-def measure_window(data: bytes) -> int:
+def read_window_size(data: bytes) -> int:
     """Returns the window size of a Zstandard frame in bytes; 0 if the data is not a frame.
 
-    See RFC 8878, section 3.1.1.1. A frame without a window descriptor refers to its whole content.
+    See RFC 8878, section 3.1.1.1. A frame without a window descriptor is a single segment: its
+    window is its whole content.
 
     Args:
-        data: The beginning of the frame.
+        data: The beginning of the frame, with the whole header.
     """
     from bsmeta.data.io.zstandard import zstd
 
-    if not data.startswith(_FRAME_MARK) or len(data) <= len(_FRAME_MARK) + 1:
+    if not data.startswith(ZSTD_MAGIC) or len(data) <= len(ZSTD_MAGIC) + 1:
         return 0
-    descriptor = data[len(_FRAME_MARK)]
+    descriptor = data[len(ZSTD_MAGIC)]
     has_single_segment = descriptor & 1 << 5
     if has_single_segment:
         try:
@@ -251,21 +270,24 @@ def measure_window(data: bytes) -> int:
         except zstd.ZstdError:  # reported when the frame is decompressed
             return 0
 
-    exponent, mantissa = divmod(data[len(_FRAME_MARK) + 1], 1 << 3)
+    exponent, mantissa = divmod(data[len(ZSTD_MAGIC) + 1], 1 << 3)
     base = 1 << (10 + exponent)
     return base + base // 8 * mantissa
 
 
 def _format_size(size: int) -> str:
     """Formats a number of bytes as MiB or GiB."""
-    return f"{size / (1 << 30):,.4g} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.4g} MiB"
+    if size >= 1 << 30:
+        return f"{size / (1 << 30):,.4g} GiB"
+    return f"{size / (1 << 20):,.4g} MiB"
 
 
 def align_to_byte(data: bytes, bits: int) -> bytes:
-    """Prepends empty blocks to a deflate stream, so that it begins at a byte boundary.
+    """Prepends empty blocks to a deflate stream that begins inside a byte, and returns the stream.
 
     Args:
-        data: Data in which the stream begins with the highest `bits` bits of the first byte.
+        data: The stream; its first bits are the highest `bits` bits of the first byte.
+        bits: From 1 to 7.
     """
     missing_bits = 8 - bits
     filler = DYNAMIC_BLOCK if missing_bits % 2 else ""

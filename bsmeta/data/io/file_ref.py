@@ -1,4 +1,4 @@
-"""Describes remote files as they were listed, and the settings for reading them."""
+"""Remote files as their store listed them, and the settings for reading them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class RemoteSettings:
     """Settings for reading remote files.
 
     Attributes:
-        folder: Cache folder of listings and file blocks.
-        cache_bytes: Maximum number of bytes of cached blocks.
+        cache_folder: The folder in which listings and file blocks are cached.
+        cache_bytes: Size limit of the cached blocks; 0 caches none.
         retries: Number of consecutive failures after which reading is abandoned.
-        by_tensorflow: Whether TensorFlow reads the files, regardless of their scheme.
+        uses_tensorflow: Whether TensorFlow reads the files, regardless of their scheme.
     """
 
-    folder: str
+    cache_folder: str
     cache_bytes: int
     retries: int
-    by_tensorflow: bool = False
+    uses_tensorflow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,14 @@ class FileRef:
     Attributes:
         size: Size in bytes.
         etag: Identifies the content: on the Hub, the SHA-256 of a large file and the Git hash
-            (SHA-1) of others; on S3, the ETag; on Cloud Storage, the MD5 or the CRC32C; on Azure,
-            the MD5 or the ETag; with TensorFlow, the hash of samples.
+            (SHA-1) of any other; on S3, the ETag; on Cloud Storage, the MD5 or the CRC32C; on
+            Azure, the MD5 or the ETag; with TensorFlow, the hash of samples.
+        settings: The settings for reading the file.
         scheme: The store: `hf`, `s3`, `gs`, `az`, or a file system of TensorFlow.
         container: The data set (`owner/name`), the bucket, or the container on Azure.
-        path: Path in the data set, or name in the bucket.
-        version: The commit of the data set; the generation on Cloud Storage; the ETag
-            on Azure; "" on S3.
+        path: Path in the data set, or name of the object in the bucket.
+        version: The commit of the data set; the generation on Cloud Storage; the ETag on Azure; ""
+            on S3 and with TensorFlow.
     """
 
     size: int
@@ -52,11 +53,11 @@ class FileRef:
 
     def __str__(self) -> str:
         commit = f"@{self.version}" if self.scheme == HUB else ""
-        return f"{find_root(self.scheme, self.container)}{commit}/{self.path}"
+        return f"{format_root(self.scheme, self.container)}{commit}/{self.path}"
 
     @property
-    def place(self) -> str:
-        """The absolute path that identifies the file in its store."""
+    def store_path(self) -> str:
+        """The absolute path of the file in its store, which begins with the container."""
         return f"/{self.container}/{self.path}"
 
     @property
@@ -69,7 +70,7 @@ class FileRef:
         return self.etag if self.scheme == HUB else f"{self} {self.etag} {self.version}"
 
     def fingerprint(self, name: str) -> dict[str, Any]:
-        """Returns the fingerprint of the file, which must be the same when a run resumes.
+        """Returns the file's entry in the fingerprint of a run, which must match to resume it.
 
         Args:
             name: Name of the shard.
@@ -78,10 +79,10 @@ class FileRef:
             A dict of JSON types.
         """
         if self.scheme == HUB:
-            return {find_root(self.scheme, self.container): self.version, name: self.size}
+            return {format_root(self.scheme, self.container): self.version, name: self.size}
         return {name: {"bytes": self.size, "etag": self.etag}}
 
 
-def find_root(scheme: str, container: str) -> str:
+def format_root(scheme: str, container: str) -> str:
     """Returns the URL of a data set or a bucket."""
     return f"{scheme}://datasets/{container}" if scheme == HUB else f"{scheme}://{container}"

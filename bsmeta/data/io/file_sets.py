@@ -3,13 +3,13 @@
     {"files": [{"path": "wiki.tar.gz", "address": "https://…/wiki.tar.gz", "bytes": 17179869184,
                 "sha256": "…", "unpack": "wiki_data", "unpacked_bytes": 161061273600}]}
 
-An address may be relative to a mirror or, if there is none, to the folder of the manifest.
+An address may be relative to a mirror or, without a mirror, to the folder of the manifest.
 `.download/` in the target folder records which entries are complete; rerun the same command to
 fetch the others.
 
-Files are fetched by http(s) or copied from the disk into `FILE.part`. An interrupted download
-resumes at the first missing byte (pooch would start over). The file is renamed once its hash is
-verified.
+Files are fetched over http(s) or copied from the disk into `FILE.part`, which is renamed once its
+hash is verified. An interrupted download resumes at the first missing byte (pooch would start
+over).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import find_name_fault, format_bytes, join_inside, measure_free_bytes
 from bsmeta.core.parsing import decode_json, decode_yaml, parse_json
 from bsmeta.core.secrets import declare_secrets_in, format_url
-from bsmeta.data.io.archives import SUFFIXES, unpack
+from bsmeta.data.io.archives import SUFFIXES, Advance, unpack
 from bsmeta.data.io.remote import (
     CONTENT_RANGE,
     Retries,
@@ -48,15 +48,12 @@ from bsmeta.data.io.remote import (
 
 STATE_FOLDER = ".download"
 
-Advance = Callable[[int], None]
-"""Called with the number of bytes processed so far."""
-
-_BLOCK = 1 << 20  # bytes
+_BLOCK_BYTES = 1 << 20
 _ADVICE = "check that the address can be reached from here, and run the same command to resume"
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A file in a manifest; `str` returns its address without secrets, for messages.
+    """A file in a manifest; `str` returns its address for messages, without secrets.
 
     Attributes:
         path: Path in the target folder.
@@ -79,7 +76,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def target(self) -> str:
-        """The path that exists once the entry is complete."""
+        """The path in the target folder that exists once the entry is complete."""
         return self.path if self.unpack is None else self.unpack
 
 
@@ -93,8 +90,8 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
     """Reads the entries of a manifest, and makes their addresses absolute.
 
     Args:
-        path: A JSON or YAML file.
-        mirror: Base of relative addresses; None is the folder of the manifest.
+        path: A JSON file; any other suffix is read as YAML.
+        mirror: Base URL of relative addresses; None is the folder of the manifest.
 
     Raises:
         DataError: If the manifest cannot be read.
@@ -110,7 +107,9 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
         raise ConfigurationError(f"manifest={path}: {error}", ["manifest"]) from error
 
     base = f"{(mirror or path.resolve().parent.as_uri()).rstrip('/')}/"
-    problems = _resolve_addresses(entries, base) or _find_problems(entries)
+    problems = _resolve_addresses(entries, base)
+    if not problems:
+        problems = _find_problems(entries)
     if problems:
         problem_list = "\n  ".join(problems)
         raise ConfigurationError(f"manifest={path}:\n  {problem_list}", ["manifest"])
@@ -118,7 +117,11 @@ def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
 
 
 def _resolve_addresses(entries: Sequence[Entry], base: str) -> list[str]:
-    """Makes the addresses absolute in place; returns a problem for each that is not a URL."""
+    """Makes addresses absolute and hashes lower-case, in place.
+
+    Returns:
+        A problem for each address that is not a URL.
+    """
     problems = []
     for index, entry in enumerate(entries):
         entry.sha256 = entry.sha256.lower()
@@ -131,19 +134,19 @@ def _resolve_addresses(entries: Sequence[Entry], base: str) -> list[str]:
 
 
 def _find_problems(entries: Sequence[Entry]) -> list[str]:
-    """Returns the problems of each entry, and conflicts between their paths."""
+    """Returns the problems of all entries, and conflicts between their paths."""
     problems: list[str] = []
     names: list[str] = []
     for index, entry in enumerate(entries):
         problems += [f"files[{index}]: {problem}" for problem in _find_entry_problems(entry)]
-        names += {entry.path, entry.target}
+        names += {entry.path, entry.target}  # one name if nothing is unpacked
     problems += _find_name_conflicts(names)
     return problems
 
 
 def _find_entry_problems(entry: Entry) -> Iterator[str]:
     """Yields the problems of a single entry."""
-    for name in {entry.path: None, entry.target: None}:
+    for name in dict.fromkeys((entry.path, entry.target)):
         fault = find_name_fault(name)
         if fault is None and name.split("/")[0] == STATE_FOLDER:
             fault = f"{STATE_FOLDER} holds the state of the download"
@@ -164,7 +167,7 @@ def _find_entry_problems(entry: Entry) -> Iterator[str]:
 
 
 def _find_name_conflicts(names: list[str]) -> Iterator[str]:
-    """Yields a problem for each path that several entries have, or that is inside another one."""
+    """Yields a problem for each path that occurs twice, or that is inside another path."""
     for name in sorted(set(names)):
         if names.count(name) > 1:
             yield f"{name} is listed twice"
@@ -180,6 +183,8 @@ class FileSet:
     """The files of a manifest in a folder.
 
     Attributes:
+        folder: The target folder.
+        keep_archives: Whether archives are kept after they were unpacked.
         retries: Number of consecutive failures after which a download is abandoned.
         timeout: Number of seconds without data after which a request counts as failed.
         advance: Called with the current activity, the number of bytes processed so far, and their
@@ -222,10 +227,10 @@ class FileSet:
             raise ConfigurationError(f"folder={self.folder} cannot be written: {error}") from error
 
     def _check_names(self, missing: list[Entry]) -> None:
-        """Checks that the folder has no other files with the names of missing entries.
+        """Checks that no other files in the folder have the names of missing entries.
 
         Raises:
-            ConfigurationError: If it has.
+            ConfigurationError: If some have.
         """
         targets = [self._resolve(entry.target) for entry in missing]
         problems = [
@@ -240,17 +245,17 @@ class FileSet:
         """Checks that the disk has room for the missing entries.
 
         Raises:
-            ConfigurationError: If it has not.
+            ConfigurationError: If it is too small.
         """
-        num_to_download = sum(entry.bytes - self._count_bytes(entry) for entry in missing)
-        num_unpacked = sum(entry.unpacked_bytes or 0 for entry in missing)
-        num_needed = num_to_download + num_unpacked
-        num_free = measure_free_bytes(self.folder)
-        if num_free < num_needed:
+        download_bytes = sum(entry.bytes - self._count_bytes(entry) for entry in missing)
+        unpacked_bytes = sum(entry.unpacked_bytes or 0 for entry in missing)
+        needed_bytes = download_bytes + unpacked_bytes
+        free_bytes = measure_free_bytes(self.folder)
+        if free_bytes < needed_bytes:
             raise ConfigurationError(
-                f"folder={self.folder}: {format_bytes(num_free)} are free, and "
-                f"{format_bytes(num_needed)} are needed ({format_bytes(num_to_download)} to "
-                f"download, {format_bytes(num_unpacked)} unpacked); nothing was downloaded",
+                f"folder={self.folder}: {format_bytes(free_bytes)} are free, and "
+                f"{format_bytes(needed_bytes)} are needed ({format_bytes(download_bytes)} to "
+                f"download, {format_bytes(unpacked_bytes)} unpacked); nothing was downloaded",
                 ["folder"],
             )
 
@@ -277,14 +282,14 @@ class FileSet:
             if not self.keep_archives:
                 path.unlink()
 
-        record_path = self._record_path(entry)
+        record_path = self._locate_record(entry)
         record_path.parent.mkdir(parents=True, exist_ok=True)
         record_path.write_text(json.dumps(self._describe_target(entry)))
 
     def _is_complete(self, entry: Entry) -> bool:
         """Returns whether an entry is recorded as complete, or its file has the right content."""
         with contextlib.suppress(OSError, ValueError):
-            record = parse_json(self._record_path(entry).read_text())
+            record = parse_json(self._locate_record(entry).read_text())
             if record == self._describe_target(entry):
                 return True
 
@@ -292,32 +297,32 @@ class FileSet:
         return entry.unpack is None and self._has_file(entry)
 
     def _has_file(self, entry: Entry) -> bool:
-        """Returns whether the folder contains the file of an entry, by its hash."""
+        """Returns whether the folder contains the file of an entry, with the right hash."""
         path = self._resolve(entry.path)
         if not path.is_file() or path.stat().st_size != entry.bytes:
             return False
 
         with open(path, "rb") as file:
-            blocks = iter(lambda: file.read(_BLOCK), b"")
+            blocks = iter(lambda: file.read(_BLOCK_BYTES), b"")
             sha256 = _compute_sha256(blocks, self._make_reporter("verifying", entry, entry.bytes))
         return sha256 == entry.sha256
 
     def _make_reporter(self, activity: str, entry: Entry, total: int) -> Advance:
         """Returns a function that reports the progress of an activity on an entry."""
-        return lambda done: self.advance(f"{activity} {entry.path}", done, total)
+        return lambda num_done: self.advance(f"{activity} {entry.path}", num_done, total)
 
-    def _record_path(self, entry: Entry) -> Path:
+    def _locate_record(self, entry: Entry) -> Path:
         """Returns the path of the file that marks an entry as complete."""
         return self._resolve(f"{STATE_FOLDER}/{entry.target}.json")
 
     def _describe_target(self, entry: Entry) -> dict[str, Any]:
-        """Returns the record of a complete file or folder.
+        """Returns the record of a complete entry.
 
-        For a folder, it has no modification time, because files may be added to it later.
+        The record of a folder has no modification time, because files may be added to it later.
         """
         status = os.stat(self._resolve(entry.target))
-        changed = status.st_mtime_ns if entry.unpack is None else None
-        return {"sha256": entry.sha256, "unpack": entry.unpack, "changed": changed}
+        modification_time = status.st_mtime_ns if entry.unpack is None else None
+        return {"sha256": entry.sha256, "unpack": entry.unpack, "changed": modification_time}
 
 
 def download(
@@ -328,7 +333,13 @@ def download(
     timeout: float,
     advance: Advance = lambda _: None,
 ) -> None:
-    """Downloads a file, or its missing bytes; see `FileSet` for the arguments.
+    """Downloads the file of an entry, or its missing bytes.
+
+    Args:
+        path: Path of the complete file.
+        retries: See `FileSet`.
+        timeout: See `FileSet`.
+        advance: Called with the number of bytes processed so far.
 
     Raises:
         DataError: If the file cannot be downloaded, or differs from the entry.
@@ -360,13 +371,13 @@ def complete_part(part: Path, read_from: Callable[[int], Iterator[bytes]]) -> It
     """Yields the bytes of a partial file, then the missing bytes, which are appended to it.
 
     Args:
-        read_from: Yields the content of the complete file from a byte on.
+        read_from: Yields the content of the complete file from a given byte on.
     """
     with open(part, "a+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         while file.tell() < size:
-            yield file.read(_BLOCK)
+            yield file.read(_BLOCK_BYTES)
 
         for block in read_from(size):
             file.write(block)
@@ -388,7 +399,7 @@ def _compute_sha256(blocks: Iterator[bytes], advance: Advance) -> str:
 
 @contextlib.contextmanager
 def _open_from(entry: Entry, start: int, timeout: float) -> Iterator[Iterator[bytes]]:
-    """Opens the content of a file from byte `start` on."""
+    """Opens the content of an entry's file from byte `start` on, to be read in blocks."""
     if urlsplit(entry.address).scheme == "file":
         yield _read_local(entry, start)
         return
@@ -417,13 +428,13 @@ def _read_local(entry: Entry, start: int) -> Iterator[bytes]:
             raise DataError(f"{entry} has {size:,} bytes instead of {entry.bytes:,}")
         with open(path, "rb") as file:
             file.seek(start)
-            yield from iter(lambda: file.read(_BLOCK), b"")
+            yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
     except OSError as error:
         raise DataError(f"{entry} cannot be read: {error.strerror}") from error
 
 
 def _skip_bytes(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
-    """Yields the content in blocks without its first `count` bytes."""
+    """Yields the blocks without the first `count` bytes."""
     for block in blocks:
         yield block[count:]
         count = max(0, count - len(block))

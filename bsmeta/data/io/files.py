@@ -11,18 +11,22 @@ from bsmeta.data.io.compression import AccessPoint, read_content
 from bsmeta.data.io.file_ref import FileRef
 
 
-def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
+def open_file(path: str | FileRef, num_kept_blocks: int = 1) -> BinaryIO:
     """Opens a file for reading.
 
     Args:
-        blocks: Number of most recently read blocks that are kept in memory if the file is remote.
+        num_kept_blocks: Number of the most recently read blocks of a remote file that are kept in
+            memory.
+
+    Raises:
+        OSError: If a local file cannot be opened; reading a remote one raises `DataError`.
     """
     if not isinstance(path, FileRef):
         return open(path, "rb")
 
     from bsmeta.data.io.remote_file import RemoteFile
 
-    return cast(BinaryIO, RemoteFile(path, blocks))
+    return cast(BinaryIO, RemoteFile(path, num_kept_blocks))
 
 
 def measure_file(path: str | FileRef) -> int:
@@ -31,10 +35,10 @@ def measure_file(path: str | FileRef) -> int:
 
 
 def refuse_bad_copy(path: str | FileRef) -> None:
-    """Checks that a rejected document does not come from a bad cached copy of a remote file.
+    """Checks that a bad cached copy of a remote file is not the cause of a rejected document.
 
     Raises:
-        DataError: If the cached copy is bad.
+        DataError: If the cached copy differs from the remote file.
     """
     if isinstance(path, FileRef):
         from bsmeta.data.io.remote_file import refuse_bad_cached_copy
@@ -42,7 +46,7 @@ def refuse_bad_copy(path: str | FileRef) -> None:
         refuse_bad_cached_copy(path)
 
 
-def shard_content(
+def read_shard_content(
     path: str | FileRef, file: BinaryIO, point: AccessPoint | None = None
 ) -> Generator[bytes, None, None]:
     """Yields the decompressed content of a shard in blocks; see `compression.read_content`.

@@ -1,15 +1,15 @@
 """Lists data sets on the Hugging Face Hub at a commit, and reads ranges of their files.
 
 The listing of a commit never changes, so it is kept in the cache folder, and read from there when
-HF_HUB_OFFLINE is set. Requests use the session, endpoint and token of huggingface_hub, and are
-validated and retried.
+HF_HUB_OFFLINE is set. Requests use the session, the endpoint and the token of huggingface_hub.
+Their responses are checked, and failures are retried.
 
-Its `HfFileSystem` (2.4.0) is not used. To read, it retries each request five times regardless of
-`hub_retries`, restarts an interrupted range from its beginning, accepts responses of the wrong
-length, content or encoding, and needs the Hub to open a cached file. To list, it sends the token to
-any host named in a `Link` header, cannot follow a link without a host, raises a `KeyError` or
-`TypeError` for JSON of another form without a retry, accepts a negative size, and waits for a
-response however slowly it arrives.
+The library's `HfFileSystem` (2.4.0) is not used. When it reads, it retries each request five times
+regardless of `hub_retries`, restarts an interrupted range from its beginning, accepts responses of
+the wrong length, content or encoding, and needs the Hub to open a cached file. When it lists, it
+sends the token to any host named in a `Link` header, cannot follow a link without a host, raises a
+`KeyError` or `TypeError` without a retry for unexpected JSON, accepts a negative size, and waits
+for a response however slowly it arrives.
 """
 
 from __future__ import annotations
@@ -56,16 +56,18 @@ log = logging.getLogger(__name__)
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
-Answer = TypeVar("Answer")
+Page = TypeVar("Page")
 
 
 class Hub(Store):
-    """The Hub, or a mirror (HF_ENDPOINT)."""
+    """The data sets on the Hub, or on a mirror (HF_ENDPOINT)."""
 
-    form = "hf://datasets/OWNER/NAME[@REVISION]/PATH"
-    variable = "HF_ENDPOINT"
-    fixed_version = "at a fixed revision (data_config.dataset_revision=COMMIT)"
-    hint = " (where data_config.dataset_name is set, a local file is named by its absolute path)"
+    syntax = "hf://datasets/OWNER/NAME[@REVISION]/PATH"
+    server_variables = "HF_ENDPOINT"
+    version_advice = "at a fixed revision (data_config.dataset_revision=COMMIT)"
+    no_match_hint = (
+        " (where data_config.dataset_name is set, a local file is named by its absolute path)"
+    )
 
     @property
     def server(self) -> str:
@@ -74,7 +76,7 @@ class Hub(Store):
     def is_offline(self) -> bool:
         return bool(constants.is_offline_mode())
 
-    def parse(self, url: str, revision: str | None) -> Pattern:
+    def parse_url(self, url: str, revision: str | None) -> Pattern:
         try:
             uri = parse_hf_uri(url)
         except HfUriError as error:
@@ -84,11 +86,11 @@ class Hub(Store):
         return Pattern(
             scheme=HUB,
             container=uri.id,
-            pattern=(uri.path_in_repo or DEFAULT_PATTERN).strip("/"),
+            glob=(uri.path_in_repo or DEFAULT_PATTERN).strip("/"),
             revision=uri.revision or revision or constants.DEFAULT_REVISION,
         )
 
-    def verifier(self, ref: FileRef) -> Verifier:
+    def make_verifier(self, ref: FileRef) -> Verifier:
         is_large = len(ref.etag) == 64  # hexadecimal digits of a SHA-256
         if is_large:
             return Verifier(hashlib.sha256(), ref.etag)
@@ -114,13 +116,13 @@ class Hub(Store):
             yield refuse_slow_response(response.iter_raw(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
-        folder = Path(settings.folder) / "listings"
+        folder = Path(settings.cache_folder) / "listings"
         revision_file = folder / _name_listing(pattern, pattern.revision)
         if self.is_offline():
             listing = _load_listing(revision_file)
             if listing is None:
                 raise DataError(
-                    f"HF_HUB_OFFLINE is set, and {folder} has no listing of {pattern.pattern} in "
+                    f"HF_HUB_OFFLINE is set, and {folder} has no listing of {pattern.glob} in "
                     f"{pattern.root} at revision {pattern.revision}; start once without "
                     "HF_HUB_OFFLINE, or use local files"
                 )
@@ -134,7 +136,7 @@ class Hub(Store):
                 listing = Listing(commit, self._list_tree(pattern, commit, settings.retries))
                 _save_listing(commit_file, listing)
 
-            # Offline, the commit of a revision is unknown: its listing is looked up by revision.
+            # Offline, the commit of a revision is unknown, so the listing is found by the revision.
             if revision_file != commit_file:
                 _save_listing(revision_file, listing)
 
@@ -152,38 +154,40 @@ class Hub(Store):
         ]
 
     def _list_tree(self, pattern: Pattern, commit: str, retries: int) -> list[ListedFile]:
-        """Requests the files in the folder of a pattern."""
+        """Lists the files in the folder of a pattern at a commit; see `list_files`."""
         folder = f"/{quote(pattern.folder, safe='')}" if pattern.folder else ""
         url = f"{constants.ENDPOINT}/api/datasets/{pattern.container}/tree/{commit}{folder}"
         url += f"?recursive={pattern.is_deep}&expand=False"
         subject = f"{pattern.root}@{commit}/{pattern.folder}".rstrip("/")
 
         files = []
-        for page in self.get_json(url, subject, retries, list[Entry]):
+        for page in self.get_json_pages(url, subject, retries, list[Entry]):
             for entry in page:
                 if entry.type == "file":
                     etag = entry.lfs.oid if entry.lfs else entry.oid
                     files.append(ListedFile(entry.path, entry.size, etag))
         return files
 
-    def get_json(
-        self, url: str, subject: str, retries: int, answer_type: type[Answer]
-    ) -> Iterator[Answer]:
-        """Yields the pages of a JSON response, each decoded as a given type.
+    def get_json_pages(
+        self, url: str, subject: str, retries: int, page_type: type[Page]
+    ) -> Iterator[Page]:
+        """Yields the pages of a JSON response.
 
         Args:
+            url: URL of the first page.
             subject: The requested object, for messages.
+            page_type: The type as which each page is decoded.
 
         Raises:
             DataError: If the Hub refuses or cannot be reached, or the next page is on another host.
         """
         attempts = Retries(retries, self.format_advice())
-        next_page: str | None = url
-        while next_page:
-            request = partial(self._get_page, next_page, subject, answer_type)
-            page, next_page = attempts.call(subject, request)
-            if next_page and urlsplit(next_page)[:2] != urlsplit(url)[:2]:
-                host = format_server(next_page).partition("://")[2]
+        page_url: str | None = url
+        while page_url:
+            request = partial(self._get_page, page_url, subject, page_type)
+            page, page_url = attempts.call(subject, request)
+            if page_url and urlsplit(page_url)[:2] != urlsplit(url)[:2]:
+                host = format_server(page_url).partition("://")[2]
                 raise DataError(
                     f"{subject}: the next page of the listing is on another host, {host}, which "
                     "must not get the token; set HF_ENDPOINT to the Hub itself, or to a mirror "
@@ -191,28 +195,37 @@ class Hub(Store):
                 )
             yield page
 
-    def _get_page(
-        self, url: str, subject: str, answer_type: type[Answer]
-    ) -> tuple[Answer, str | None]:
-        """Returns a page of a JSON response, and the URL of the next page."""
+    def _get_page(self, url: str, subject: str, page_type: type[Page]) -> tuple[Page, str | None]:
+        """Returns a page of a JSON response, and the URL of the next page (None: the last one).
+
+        Raises:
+            TransientError: If a retry may succeed.
+            DataError: If the Hub refuses.
+        """
         with self._open(url, subject) as response:
             chunks = refuse_slow_response(response.iter_bytes(), constants.HF_HUB_DOWNLOAD_TIMEOUT)
             body = b"".join(chunks)
             link = response.links.get("next", {}).get("url")
+            next_url = str(response.url.join(link)) if link else None
 
         try:
-            page = decode_json(body, answer_type)
+            page = decode_json(body, page_type)
         except msgspec.ValidationError as error:
             raise TransientError(f"the answer is JSON of another form: {error}") from None
         except msgspec.DecodeError:
             raise TransientError("the answer is not JSON") from None
-        return page, str(response.url.join(link)) if link else None
+        return page, next_url
 
     @contextlib.contextmanager
     def _open(
         self, url: str, subject: str, headers: dict[str, str] | None = None
     ) -> Iterator[httpx2.Response]:
-        """Opens a successful response of the Hub, to be read inside the context."""
+        """Sends a GET request, and opens its successful response for reading inside the context.
+
+        Raises:
+            TransientError: If a retry may succeed.
+            DataError: If the Hub refuses, or HF_HUB_OFFLINE is set.
+        """
         if self.is_offline():
             raise DataError(f"{subject}: HF_HUB_OFFLINE is set, and this is not in the cache")
 
@@ -233,7 +246,12 @@ class Hub(Store):
             raise TransientError("the session was closed") from None
 
     def _check_status(self, response: httpx2.Response, subject: str) -> None:
-        """Raises the error for a bad status: either a transient one, or one that names the fix."""
+        """Checks that a response has a successful status.
+
+        Raises:
+            TransientError: If a retry may succeed.
+            DataError: If not; the message names the remedy.
+        """
         check_transient(response)
         status = response.status_code
         if status < 300:
@@ -252,8 +270,8 @@ class Hub(Store):
             )
         elif code == "RevisionNotFound":
             reason = (
-                "there is no such revision; correct data_config.dataset_revision or what follows "
-                "the @"
+                "there is no such revision; correct data_config.dataset_revision, or the revision "
+                "after the @"
             )
         elif code == "EntryNotFound":
             reason = "there is no such file or folder in this revision; correct the path"
@@ -267,9 +285,12 @@ class Hub(Store):
         raise DataError(f"{subject}: {self.server} answers HTTP {status}: {reason}")
 
     def _check_commit(self, response: httpx2.Response, ref: FileRef) -> None:
-        """Raises a `DataError` if a response is about another commit or hash than listed.
+        """Checks that a response is for the listed commit and hash of a file.
 
-        The headers with both are in the Hub's own response, which may come before a redirect.
+        Both are in headers of the Hub's own response, which may be a redirect to another server.
+
+        Raises:
+            DataError: If the file has changed.
         """
         for answer in (*response.history, response):
             commit = answer.headers.get("X-Repo-Commit")
@@ -282,35 +303,35 @@ class Hub(Store):
 
 @cache
 def resolve_commit(repo: str, revision: str, retries: int, endpoint: str) -> str:
-    """Returns the commit of a revision; resolved once, so that a run reads only one commit."""
+    """Returns the commit of a revision; cached, so that a run reads only one commit."""
     if COMMIT.fullmatch(revision):
         return revision
 
     url = f"{endpoint}/api/datasets/{repo}/revision/{quote(revision, safe='')}"
     subject = f"hf://datasets/{repo}@{revision}"
-    (answer,) = Hub().get_json(url, subject, retries, Revision)
-    log.info("%s is commit %s", subject, answer.sha)
-    return answer.sha
+    (resolved,) = Hub().get_json_pages(url, subject, retries, Revision)
+    log.info("%s is commit %s", subject, resolved.sha)
+    return resolved.sha
 
 
-class Lfs(msgspec.Struct):
-    """Metadata of a large file; `oid` is its SHA-256."""
+class LargeFile(msgspec.Struct):
+    """The large-file (LFS) metadata in an `Entry`; `oid` is the SHA-256 of the content."""
 
     oid: str
 
 
 class Entry(msgspec.Struct):
-    """An entry of a folder in a response of the Hub; `oid` is its Git hash."""
+    """A file or folder in a listing of the Hub; `oid` is its Git hash."""
 
     type: str
     path: str
     oid: str
     size: Annotated[int, msgspec.Meta(ge=0)] = 0
-    lfs: Lfs | None = None
+    lfs: LargeFile | None = None
 
 
 class Revision(msgspec.Struct):
-    """A revision in a response of the Hub; `sha` is its commit."""
+    """The response of the Hub for a revision; `sha` is its commit."""
 
     sha: Annotated[str, msgspec.Meta(pattern=f"^{COMMIT.pattern}$")]
 
@@ -319,8 +340,8 @@ class ListedFile(NamedTuple):
     """A file in a listing.
 
     Attributes:
-        size: In bytes.
-        etag: SHA-256 of a large file, Git hash of others.
+        size: Size in bytes.
+        etag: SHA-256 of a large file, Git hash of any other.
     """
 
     path: str
@@ -329,7 +350,7 @@ class ListedFile(NamedTuple):
 
 
 class Listing(msgspec.Struct):
-    """The files of a folder at a commit, as cached: in JSON, each file is an array."""
+    """The files in a folder of a data set at a commit; cached as JSON."""
 
     commit: str
     files: list[ListedFile]
@@ -343,7 +364,7 @@ def _name_listing(pattern: Pattern, revision: str) -> str:
 
 
 def _load_listing(path: Path) -> Listing | None:
-    """Reads a cached listing; returns None if there is none, or it cannot be read."""
+    """Reads a cached listing; None if it is missing or cannot be read."""
     try:
         return decode_json(path.read_bytes(), Listing)
     except (OSError, msgspec.DecodeError):

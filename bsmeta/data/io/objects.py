@@ -1,29 +1,29 @@
-"""Lists objects in buckets, `s3://` and `gs://`, and reads ranges of them over HTTP.
+"""Lists objects in buckets (`s3://` and `gs://`), and reads ranges of them over HTTP.
 
-`Bucket` is also the base of `azure_blobs`, which needs no library.
+`Bucket` is also the base class of `azure_blobs`, which needs no library.
 
-The libraries of the stores only authenticate: botocore signs requests to S3 with the credentials,
-the endpoint and the region from its environment variables and files (AWS_PROFILE, AWS_ENDPOINT_URL,
-…), where it also looks up the trusted certificates; google-auth provides the token for Cloud
-Storage. Requests are sent and checked like requests to the Hub.
+The stores' libraries are used only for authentication. botocore signs requests to S3; it takes the
+credentials, the endpoint, the region and the trusted certificates from its environment variables
+(AWS_PROFILE, AWS_ENDPOINT_URL, …) and files. google-auth provides the token for Cloud Storage.
+Requests are sent and checked like requests to the Hub.
 
 s3fs and gcsfs are not used because they retry each request on their own, read whole ranges into
 memory before yielding the first byte, and run in a thread that does not survive the fork of the
 loader processes.
 
 obstore (0.12.1), which reads all three stores, is not used because its runtime does not survive a
-fork, either: a loader process hangs if the main process sent a request before the fork, and then
-requests of the main process hang, too. It also
+fork, either: a loader process hangs if the main process sent a request before the fork, and so do
+later requests of the main process. It also
 
-- ignores the wait that a server asks for, the region that S3 reports, and the credentials of AWS
-  profiles and of the programs that they name;
+- ignores the wait that a server asks for, the region that S3 reports, AWS profiles, and the
+  credentials from the programs that they name;
 - takes a page of HTML for an empty listing, lists a whole folder even if the pattern continues with
   literal text, and refuses a listing with a name such as `a//b`;
-- handles signals only when a request has ended, and gives the status and the cause of a failure
-  only within the text of a message.
+- handles signals only when a request has ended, and states the status and the cause of a failure
+  only in the text of a message.
 
-Overwritten objects are detected: S3 compares the ETag of each request, and from Cloud Storage the
-listed generation is read, which no longer exists after an overwrite unless the bucket keeps
+Overwritten objects are detected. S3 compares the object with the ETag in each request. On Cloud
+Storage, requests name the listed generation, which an overwrite removes unless the bucket keeps
 versions.
 """
 
@@ -65,8 +65,8 @@ from bsmeta.data.io.remote import (
 )
 from bsmeta.data.io.verifier import Verifier
 
-TIMEOUT = 30.0  # seconds without data after which a request has failed
-EXPIRY = 900  # seconds; a presigned URL is used at once
+TIMEOUT_S = 30.0  # without data, after which a request has failed
+PRESIGNED_EXPIRY_S = 900  # a presigned URL is used at once
 MD5_ETAG = re.compile("[0-9a-f]{32}")
 MULTIPART_ETAG = re.compile(r"[0-9a-f]{32}-(\d+)")
 OBJECT_URL = re.compile(r"[^:]+://([^/]+)(?:/(.*))?", re.DOTALL)
@@ -80,23 +80,23 @@ Headers = dict[str, str]
 class Bucket(Store):
     """A store of objects in buckets.
 
-    Each process lists the objects once, and reads only listed ones.
+    Each process lists a folder once, and reads only listed objects.
 
     Attributes:
-        ca_bundle: File of the trusted certificates; None trusts those of SSL_CERT_FILE,
+        ca_bundle: File of the trusted certificates; None trusts the certificates of SSL_CERT_FILE,
             SSL_CERT_DIR or the system.
-        regions: Region of each bucket for which S3 reported another region than the configured one.
+        regions: Region of each bucket that S3 reported to be outside the configured region.
     """
 
     scheme: ClassVar[str]
-    fixed_version = "and do not overwrite objects while a run reads them"
+    version_advice = "and do not overwrite objects while a run reads them"
 
     def __init__(self) -> None:
         self.ca_bundle: str | None = None
         self.regions: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def parse(self, url: str, revision: str | None) -> Pattern:
+    def parse_url(self, url: str, revision: str | None) -> Pattern:
         match = OBJECT_URL.fullmatch(url)
         if match is None:
             raise ValueError("found no bucket")
@@ -109,18 +109,18 @@ class Bucket(Store):
     def list_page(
         self,
         pattern: Pattern,
-        page: str,
+        page_token: str,
         subject: str,
         settings: RemoteSettings,
     ) -> tuple[list[FileRef], str]:
         """Requests a page of a listing.
 
         Args:
-            page: Token of the page; "" requests the first one.
+            page_token: Token of the page; "" requests the first page.
             subject: The listed folder, for messages.
 
         Returns:
-            The objects of the page, and the token of the next page ("": this is the last one).
+            The objects on the page, and the token of the next page ("" after the last page).
         """
 
     @contextlib.contextmanager
@@ -131,10 +131,10 @@ class Bucket(Store):
         with self._request("GET", url, ref, subject, headers) as response:
             self._check_version(response, ref)
             check_range(self, response, ref, start)
-            # The raw bytes are the stored ones, whatever their Content-Encoding.
-            yield refuse_slow_response(response.iter_raw(), TIMEOUT)
+            # Not decoded: the raw bytes are the stored bytes, whatever their Content-Encoding.
+            yield refuse_slow_response(response.iter_raw(), TIMEOUT_S)
 
-    def verifier(self, ref: FileRef) -> Verifier | None:
+    def make_verifier(self, ref: FileRef) -> Verifier | None:
         if MD5_ETAG.fullmatch(ref.etag):
             return Verifier(hashlib.md5(usedforsecurity=False), ref.etag)
         return None
@@ -144,29 +144,40 @@ class Bucket(Store):
         """Returns the URL and the headers that request the content of an object."""
 
     def _authorize(self, method: str, url: str, headers: Headers) -> tuple[str, Headers]:
-        """Returns the URL and the headers of a request with credentials, if not yet in them."""
+        """Returns the URL and the headers of a request with credentials added.
+
+        Unchanged if they already contain the credentials.
+        """
         return url, headers
 
-    def _get_version(self, ref: FileRef) -> str:
-        """Returns the listed ETag of an object, as the responses have it."""
+    def _get_listed_etag(self, ref: FileRef) -> str:
+        """Returns the listed ETag of an object, in the form of the ETag header."""
         return ref.etag
 
     def _check_version(self, response: httpx2.Response, ref: FileRef) -> None:
-        """Raises a `DataError` if a response is about another version of an object."""
+        """Checks that a response is for the listed version of an object.
+
+        Raises:
+            DataError: If the object has changed.
+        """
         etag = response.headers.get("ETag", "").removeprefix("W/").strip('"')
-        if etag not in ("", self._get_version(ref)):
-            raise self.make_changed_error(ref, f"ETag {etag}", f"ETag {self._get_version(ref)}")
+        if etag not in ("", self._get_listed_etag(ref)):
+            raise self.make_changed_error(ref, f"ETag {etag}", f"ETag {self._get_listed_etag(ref)}")
 
     @abstractmethod
     def _read_error_code(self, body: bytes) -> str:
-        """Returns the store's code or message in the body of a refusal; "" if there is none."""
+        """Returns the error code or message in the body of an error response; "" if none."""
 
     @abstractmethod
     def _advise_on_access(self, code: str) -> str:
-        """Returns the likely reason for a refusal for lack of permission, and its remedy."""
+        """Returns the likely reason why access is denied, and its remedy.
+
+        Args:
+            code: The store's error code; see `_read_error_code`.
+        """
 
     def _explain_missing_bucket(self, bucket: str) -> str:
-        """Returns the reason for a listing that is not found, and its remedy."""
+        """Returns why the listing of a bucket is not found, and the remedy."""
         return f"there is no such bucket: {bucket}; correct its name, or the endpoint"
 
     @contextlib.contextmanager
@@ -178,11 +189,15 @@ class Bucket(Store):
         subject: str,
         headers: Headers,
     ) -> Iterator[httpx2.Response]:
-        """Opens a successful response, to be read inside the context.
+        """Sends a request, and opens its successful response for reading inside the context.
 
         Args:
             source: The requested object, or the pattern of the requested listing.
-            subject: The same, for messages.
+            subject: The object or listing, for messages.
+
+        Raises:
+            TransientError: If a retry may succeed.
+            DataError: If the request is refused.
         """
         with convert_transport_errors(subject, self.server):
             client = create_http_client(os.getpid(), self.ca_bundle)
@@ -193,13 +208,19 @@ class Bucket(Store):
                 yield response
 
     def _get_body(self, url: str, pattern: Pattern, subject: str, headers: Headers) -> bytes:
+        """Returns the whole body of the response to a listing request; see `_request`."""
         with self._request("GET", url, pattern, subject, headers) as response:
-            return b"".join(refuse_slow_response(response.iter_bytes(), TIMEOUT))
+            return b"".join(refuse_slow_response(response.iter_bytes(), TIMEOUT_S))
 
     def _check_status(
         self, response: httpx2.Response, source: FileRef | Pattern, subject: str
     ) -> None:
-        """Raises the error for a bad status: either a transient one, or one that names the fix."""
+        """Raises the error for the status of an error response.
+
+        Raises:
+            TransientError: If a retry may succeed, such as in the region that S3 reports.
+            DataError: If not; the message names the remedy.
+        """
         status = response.status_code
         code = self._read_error_code(response.read())
         answer = f"HTTP {status} ({code})" if code else f"HTTP {status}"
@@ -210,8 +231,8 @@ class Bucket(Store):
 
         is_gone = status in (412, 416) or (status == 404 and code not in MISSING_BUCKET_CODES)
         if is_gone and isinstance(source, FileRef):
-            version = self._get_version(source)
-            raise self.make_changed_error(source, answer, f"the object of ETag {version}")
+            etag = self._get_listed_etag(source)
+            raise self.make_changed_error(source, answer, f"the object of ETag {etag}")
 
         bucket = source.container
         region = response.headers.get("x-amz-bucket-region")
@@ -219,60 +240,65 @@ class Bucket(Store):
             self.regions[bucket] = region
             raise TransientError(f"{answer}: the bucket is in the region {region}")
 
-        if status == 404 or code == "InvalidResourceName":
-            reason = self._explain_missing_bucket(bucket)
-        elif code in ARCHIVED_CODES:
-            reason = "the object is archived; restore it first"
-        elif status in (401, 403) or "Token" in code or code == "PublicAccessNotPermitted":
-            reason = self._advise_on_access(code)
-        else:
-            reason = "the request is refused"
+        reason = self._explain_refusal(status, code, bucket)
         raise DataError(f"{subject}: {self.server} answers {answer}: {reason}")
+
+    def _explain_refusal(self, status: int, code: str, bucket: str) -> str:
+        """Returns the likely reason why a request was refused, and its remedy if there is one."""
+        if status == 404 or code == "InvalidResourceName":
+            return self._explain_missing_bucket(bucket)
+        if code in ARCHIVED_CODES:
+            return "the object is archived; restore it first"
+        if status in (401, 403) or "Token" in code or code == "PublicAccessNotPermitted":
+            return self._advise_on_access(code)
+        return "the request is refused"
 
 
 @cache
-def create_http_client(process: int, ca_bundle: str | None) -> httpx2.Client:
-    """Returns the HTTP client of a process; connections do not survive a fork.
+def create_http_client(process_id: int, ca_bundle: str | None) -> httpx2.Client:
+    """Returns the HTTP client of a process.
 
     Args:
+        process_id: Id of the current process. It has a client of its own, because connections do
+            not survive a fork.
         ca_bundle: See `Bucket`.
 
     Raises:
         ConfigurationError: If the trusted certificates cannot be read.
     """
     if ca_bundle is None:
-        return httpx2.Client(timeout=TIMEOUT)
+        return httpx2.Client(timeout=TIMEOUT_S)
 
     try:
-        trusted = ssl.create_default_context(cafile=ca_bundle)
+        context = ssl.create_default_context(cafile=ca_bundle)
     except OSError as error:
         raise ConfigurationError(
             f"{ca_bundle} (AWS_CA_BUNDLE, or ca_bundle in ~/.aws/config): found "
             f"{describe_error(error)}, expected a file of certificates (PEM); correct the path, or "
             "unset it"
         ) from None
-    return httpx2.Client(timeout=TIMEOUT, verify=trusted)
+    return httpx2.Client(timeout=TIMEOUT_S, verify=context)
 
 
 @cache
 def list_objects(store: Bucket, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
-    """Lists the objects in the folder of a pattern (and below it, if the pattern is deep)."""
+    """Lists the objects in the folder of a pattern, and below it if the pattern is deep; cached."""
     subject = f"{pattern.root}/{pattern.folder}".rstrip("/")
     attempts = Retries(settings.retries, store.format_advice())
     objects: list[FileRef] = []
-    page: str | None = ""
-    while page is not None:
-        request = partial(store.list_page, pattern, page, subject, settings)
-        refs, next_page = attempts.call(subject, request)
+    page_token = ""
+    while True:
+        request = partial(store.list_page, pattern, page_token, subject, settings)
+        refs, page_token = attempts.call(subject, request)
         # A name that ends in a slash is the marker of a folder.
         objects += [ref for ref in refs if not ref.path.endswith("/")]
-        page = next_page or None
-    return objects
+        if not page_token:
+            return objects
 
 
 def extract_literal_prefix(pattern: Pattern) -> str:
-    """Returns the part of a pattern before its first wildcard; every match begins with it."""
-    return re.split(r"[*?\[]", pattern.pattern, maxsplit=1)[0]
+    """Returns the part of a glob before its first wildcard, with which every match begins."""
+    return re.split(r"[*?\[]", pattern.glob, maxsplit=1)[0]
 
 
 def encode_dot_segments(path: str) -> str:
@@ -284,10 +310,10 @@ def parse_listing(body: bytes, tag: str) -> ElementTree.Element:
     """Parses a listing in XML.
 
     Args:
-        tag: Tag of the root, without its namespace.
+        tag: Expected tag of the root element, without its namespace.
 
     Raises:
-        TransientError: If it is something else, such as a page of a proxy.
+        TransientError: If the body is something else, such as an error page of a proxy.
     """
     try:
         listing = ElementTree.fromstring(body)
@@ -299,24 +325,28 @@ def parse_listing(body: bytes, tag: str) -> ElementTree.Element:
 
 
 def read_xml_error_code(body: bytes) -> str:
-    """Returns the code in the body of a refusal in XML; "" if there is none."""
+    """Returns the error code in the XML body of an error response; "" if there is none."""
     match = re.search(rb"<Code>([\w.]+)</Code>", body)
     return match[1].decode() if match else ""
 
 
 class S3(Bucket):
-    """Requests objects of S3, or of a server with its protocol (AWS_ENDPOINT_URL)."""
+    """Objects on S3, or on a server with the same protocol (AWS_ENDPOINT_URL).
+
+    Raises:
+        ConfigurationError: If the configuration of AWS is malformed.
+    """
 
     scheme = "s3"
-    form = "s3://BUCKET/PATH"
-    variable = "AWS_ENDPOINT_URL"
+    syntax = "s3://BUCKET/PATH"
+    server_variables = "AWS_ENDPOINT_URL"
 
     def __init__(self) -> None:
         from botocore.session import Session
 
         super().__init__()
         self._session = Session()
-        with self._errors():
+        with self._convert_errors():
             self._has_credentials = self._session.get_credentials() is not None
             self.ca_bundle = self._session.get_config_variable("ca_bundle") or None
         self._clients: dict[str | None, Any] = {}
@@ -328,7 +358,7 @@ class S3(Bucket):
     def list_page(
         self,
         pattern: Pattern,
-        page: str,
+        page_token: str,
         subject: str,
         settings: RemoteSettings,
     ) -> tuple[list[FileRef], str]:
@@ -336,15 +366,14 @@ class S3(Bucket):
         parameters = {"Prefix": extract_literal_prefix(pattern), "EncodingType": "url"}
         if not pattern.is_deep:
             parameters["Delimiter"] = "/"
-        if page:
-            parameters["ContinuationToken"] = page
+        if page_token:
+            parameters["ContinuationToken"] = page_token
         url = self._presign_request("list_objects_v2", bucket, parameters)
 
         body = self._get_body(url, pattern, subject, {})
         listing = parse_listing(body, "ListBucketResult")
 
-        # Some servers ignore the requested encoding of names.
-        is_encoded = listing.findtext("{*}EncodingType") == "url"
+        is_encoded = listing.findtext("{*}EncodingType") == "url"  # some servers ignore the request
         refs = []
         for entry in listing.iterfind("{*}Contents"):
             name = entry.findtext("{*}Key", "")
@@ -354,8 +383,11 @@ class S3(Bucket):
             refs.append(FileRef(size, etag, settings, self.scheme, bucket, name))
         return refs, listing.findtext("{*}NextContinuationToken", "")
 
-    def verifier(self, ref: FileRef) -> Verifier | None:
-        """Returns a verifier by MD5; for an object uploaded in parts, by the MD5s of its parts."""
+    def make_verifier(self, ref: FileRef) -> Verifier | None:
+        """Creates a verifier of the ETag; None if its form is unknown.
+
+        The ETag is an MD5, for an object uploaded in parts the MD5 of the MD5s of its parts.
+        """
         multipart = MULTIPART_ETAG.fullmatch(ref.etag)
         content_hash: Any
         if multipart:
@@ -371,17 +403,20 @@ class S3(Bucket):
         return Verifier(content_hash, ref.etag, is_doubtful)
 
     def _is_encrypted(self, ref: FileRef) -> bool:
-        """Returns whether S3 encrypts an object such that its ETag is no hash of the content."""
-        headers = self.head(ref)
+        """Returns whether S3 encrypts an object so that its ETag is not a hash of the content."""
+        headers = self.request_head(ref)
         encryption = headers.get("x-amz-server-side-encryption", "")
         has_customer_key = "x-amz-server-side-encryption-customer-algorithm" in headers
         return encryption.startswith("aws:kms") or has_customer_key
 
-    def head(self, ref: FileRef, part: int | None = None) -> httpx2.Headers:
-        """Requests the headers of an object, or of one of the parts that it was uploaded in.
+    def request_head(self, ref: FileRef, part: int | None = None) -> httpx2.Headers:
+        """Requests the headers of an object, or of one of the parts in which it was uploaded.
 
         Args:
             part: Number of the part, from 1; None for the whole object.
+
+        Raises:
+            DataError: If the request is refused, or the retries are exhausted.
         """
         parameters: dict[str, Any] = {"Key": ref.path}
         if part:
@@ -422,29 +457,35 @@ class S3(Bucket):
         )
 
     def _presign_request(self, method: str, bucket: str, parameters: dict[str, Any]) -> str:
-        """Returns the presigned URL of a request; it grants access until it expires."""
-        with self._errors():
+        """Returns the presigned URL of a request, which grants access until it expires.
+
+        Args:
+            method: The botocore method of the request, such as `get_object`.
+        """
+        with self._convert_errors():
             client = self._create_client(self.regions.get(bucket))
 
-            # The credentials may come from a file or from the machine, so they are not hidden yet.
+            # Credentials from a file or from the machine are not redacted yet.
             credentials = self._session.get_credentials()
             if credentials is not None:
                 frozen = credentials.get_frozen_credentials()
                 declare_secrets(frozen.secret_key, frozen.token)
 
             bucket_parameters = {"Bucket": bucket, **parameters}
-            url = client.generate_presigned_url(method, Params=bucket_parameters, ExpiresIn=EXPIRY)
+            url = client.generate_presigned_url(
+                method, Params=bucket_parameters, ExpiresIn=PRESIGNED_EXPIRY_S
+            )
 
         path, separator, query = url.partition("?")
         return f"{encode_dot_segments(path)}{separator}{query}"
 
     def _create_client(self, region: str | None) -> Any:
-        """Returns botocore's client for a region; None is the configured one."""
+        """Returns botocore's client for a region; None is the configured region."""
         from botocore import UNSIGNED
         from botocore.config import Config
 
         signature = "s3v4" if self._has_credentials else UNSIGNED
-        with self._lock, self._errors():
+        with self._lock, self._convert_errors():
             if region not in self._clients:
                 self._clients[region] = self._session.create_client(
                     "s3", region_name=region, config=Config(signature_version=signature)
@@ -452,7 +493,8 @@ class S3(Bucket):
             return self._clients[region]
 
     @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
+        """Converts errors of botocore into a `ConfigurationError`."""
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -469,59 +511,56 @@ class S3(Bucket):
 class MultipartMD5:
     """Computes the ETag of an object on S3 that was uploaded in parts: the MD5 of their MD5s.
 
-    It is empty if the sizes of the parts are unknown, or not equal.
-
-    Args:
-        count: Number of parts.
+    The ETag can be computed only if all parts except the last have the same known size.
     """
 
-    def __init__(self, store: S3, ref: FileRef, count: int) -> None:
+    def __init__(self, store: S3, ref: FileRef, num_parts: int) -> None:
         self._store = store
         self._ref = ref
-        self._count = count
+        self._num_parts = num_parts
         self._part_size: int | None = None  # requested with the first bytes; see `_get_part_size`
         self._part_digests = b""  # of the complete parts
         self._part_hash = hashlib.md5(usedforsecurity=False)
-        self._missing_bytes = 0  # until the end of the current part
+        self._num_missing = 0  # bytes until the end of the current part
 
     def update(self, data: bytes) -> None:
         """Adds the next bytes of the object."""
         if self._part_size is None:
             self._part_size = self._get_part_size()
-            self._missing_bytes = self._part_size
+            self._num_missing = self._part_size
 
-        while self._part_size and len(data) >= self._missing_bytes:
-            self._part_hash.update(data[: self._missing_bytes])
-            data = data[self._missing_bytes :]
+        while self._part_size and len(data) >= self._num_missing:
+            self._part_hash.update(data[: self._num_missing])
+            data = data[self._num_missing :]
 
             self._part_digests += self._part_hash.digest()
             self._part_hash = hashlib.md5(usedforsecurity=False)
-            self._missing_bytes = self._part_size
+            self._num_missing = self._part_size
 
         self._part_hash.update(data)
-        self._missing_bytes -= len(data)
+        self._num_missing -= len(data)
 
     def hexdigest(self) -> str:
         """Returns the ETag of the bytes so far; "" if it cannot be computed."""
         if not self._part_size:
             return ""
 
-        has_unfinished_part = self._missing_bytes < self._part_size
-        last_digest = self._part_hash.digest() if has_unfinished_part else b""
-        digests = self._part_digests + last_digest
-        return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{self._count}"
+        part_digests = self._part_digests
+        if self._num_missing < self._part_size:  # the last part may be shorter
+            part_digests += self._part_hash.digest()
+        return f"{hashlib.md5(part_digests, usedforsecurity=False).hexdigest()}-{self._num_parts}"
 
     def _get_part_size(self) -> int:
-        """Requests the bytes of each part except the last; 0 if unknown or not equal."""
-        headers = self._store.head(self._ref, part=1)
+        """Requests the size of the first part in bytes; 0 if it is unknown, or the sizes differ."""
+        headers = self._store.request_head(self._ref, part=1)
         size = int(headers.get("Content-Length", "0"))
-        is_of_parts = headers.get("x-amz-mp-parts-count") == str(self._count)
-        are_equal = size > 0 and math.ceil(self._ref.size / size) == self._count
-        return size if is_of_parts and are_equal else 0
+        if size == 0 or headers.get("x-amz-mp-parts-count") != str(self._num_parts):
+            return 0
+        return size if math.ceil(self._ref.size / size) == self._num_parts else 0
 
 
-class _Object(msgspec.Struct):
-    """An object in a response of Cloud Storage."""
+class _ListedObject(msgspec.Struct):
+    """An object in a listing of Cloud Storage."""
 
     name: str
     size: str
@@ -530,31 +569,35 @@ class _Object(msgspec.Struct):
     crc32c: str = ""
 
 
-class _Objects(msgspec.Struct):
+class _ListingPage(msgspec.Struct):
     """A page of a listing of Cloud Storage."""
 
-    items: list[_Object] = []
+    items: list[_ListedObject] = []
     nextPageToken: str = ""
 
 
-class _Failure(msgspec.Struct):
-    """The details of an error in a response of Cloud Storage."""
+class _ErrorDetails(msgspec.Struct):
+    """The `error` of an error response of Cloud Storage."""
 
     message: str = ""
 
 
-class _Refusal(msgspec.Struct):
-    """An error in a response of Cloud Storage."""
+class _ErrorResponse(msgspec.Struct):
+    """An error response of Cloud Storage."""
 
-    error: _Failure
+    error: _ErrorDetails
 
 
 class CloudStorage(Bucket):
-    """Addresses the JSON API of Google Cloud Storage, or of STORAGE_EMULATOR_HOST."""
+    """Objects on Google Cloud Storage, or on an emulator of its JSON API (STORAGE_EMULATOR_HOST).
+
+    Raises:
+        ConfigurationError: If the configured credentials cannot be read.
+    """
 
     scheme = "gs"
-    form = "gs://BUCKET/PATH"
-    variable = "STORAGE_EMULATOR_HOST"
+    syntax = "gs://BUCKET/PATH"
+    server_variables = "STORAGE_EMULATOR_HOST"
 
     def __init__(self) -> None:
         import google.auth
@@ -586,7 +629,7 @@ class CloudStorage(Bucket):
     def list_page(
         self,
         pattern: Pattern,
-        page: str,
+        page_token: str,
         subject: str,
         settings: RemoteSettings,
     ) -> tuple[list[FileRef], str]:
@@ -595,14 +638,14 @@ class CloudStorage(Bucket):
         parameters = {"prefix": extract_literal_prefix(pattern), "fields": fields}
         if not pattern.is_deep:
             parameters["delimiter"] = "/"
-        if page:
-            parameters["pageToken"] = page
+        if page_token:
+            parameters["pageToken"] = page_token
 
         url = f"{self._endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
         url = f"{url}?{httpx2.QueryParams(parameters)}"
-        body = self._get_body(url, pattern, subject, self._authorization())
+        body = self._get_body(url, pattern, subject, self._make_authorization_header())
         try:
-            listing = decode_json(body, _Objects)
+            listing = decode_json(body, _ListingPage)
         except msgspec.MsgspecError as error:
             raise TransientError(f"the answer is not a listing: {error}") from None
 
@@ -624,7 +667,7 @@ class CloudStorage(Bucket):
         name = f"b/{quote(ref.container, safe='')}/o/{quote(ref.path, safe='')}"
         url = f"{self._endpoint}/storage/v1/{name}?alt=media&generation={ref.version}"
         # If gzip were not accepted, the store would decompress objects stored with this encoding.
-        return url, {"Accept-Encoding": "gzip", **self._authorization()}
+        return url, {"Accept-Encoding": "gzip", **self._make_authorization_header()}
 
     def _check_version(self, response: httpx2.Response, ref: FileRef) -> None:
         generation = response.headers.get("x-goog-generation", ref.version)
@@ -635,7 +678,7 @@ class CloudStorage(Bucket):
 
     def _read_error_code(self, body: bytes) -> str:
         try:
-            return decode_json(body, _Refusal).error.message
+            return decode_json(body, _ErrorResponse).error.message
         except msgspec.MsgspecError:
             return ""
 
@@ -650,8 +693,13 @@ class CloudStorage(Bucket):
             "bucket and read its objects (roles/storage.objectViewer), or the name is wrong"
         )
 
-    def _authorization(self) -> Headers:
-        """Returns the header with the token, which is renewed when it expires."""
+    def _make_authorization_header(self) -> Headers:
+        """Returns the header with the token, which is renewed if it has expired; empty without one.
+
+        Raises:
+            TransientError: If renewing may succeed on a retry.
+            ConfigurationError: If the credentials are refused.
+        """
         if self._credentials is None:
             return {}
         from google.auth.exceptions import GoogleAuthError, TransportError

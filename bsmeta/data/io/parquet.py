@@ -1,18 +1,19 @@
 """Reads the rows of a Parquet shard as lines of JSON, from any row on.
 
-The number of a document is the index of its row. The footer has the number of rows of each row
-group, so any group can be entered without an index. Inside a group, rows are decoded page by page
-in small batches, so memory does not grow with the group; rows before the first requested one are
-decoded, but not converted. Only requested columns are read.
+The number of a document is the index of its row. The footer states the number of rows in each row
+group, so reading can begin at any group without an index. Within a group, rows are decoded page by
+page in small batches, so memory does not grow with the group; rows before the first requested row
+are decoded, but not converted. Only requested columns are read.
 
-Values are converted column by column: a page may have hundreds of html records, and building them
+Values are converted column by column: a page may have hundreds of HTML records, and building them
 one by one (`to_pylist`) takes several times as long. A struct becomes an object, a list an array, a
 timestamp an ISO 8601 string (in UTC if it has a time zone), and a binary value a string. NaN, and
 dates beyond the year 9999, become null. A number becomes the shortest decimal that reads back as
 the same value of its type. Arrow's views (`string_view`, `list_view`, ...) are read as the
 corresponding types without views.
 
-A list of hundreds of records is converted lazily, for the documents that use it (`PartialLine`).
+Lists of hundreds of records are converted lazily, only for documents that use them
+(`PartialLine`).
 """
 
 from __future__ import annotations
@@ -34,41 +35,41 @@ from pyarrow import types
 
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.compression import LFS, LFS_POINTER
+from bsmeta.data.io.compression import LFS_MESSAGE, LFS_POINTER
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import open_file, refuse_bad_copy
-from bsmeta.data.io.parquet_file import DAMAGED, ColumnChunk, ParquetSource, is_selected
+from bsmeta.data.io.parquet_file import DAMAGE_ERRORS, ColumnChunk, ParquetSource, is_selected
 from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.metadata.records import Line, PartialLine
 
 TARGET_BATCH_BYTES = 2 << 20  # approximate size of a batch, decoded and converted
 MAX_BATCH_ROWS = 1024
 MIN_VALUE_BYTES = 16  # minimum memory of a value, decoded and converted
-LAZY_DISCOUNT = 8  # divides the estimated memory of a lazy column: few of its rows are converted
-MAX_CACHED_BLOCKS = 8  # of a remote file; several, because columns are read in turns
+LAZY_DISCOUNT = 8  # divides the estimated memory of a lazy column, as few rows are converted
+MAX_KEPT_BLOCKS = 8  # of a remote file, in memory: several, because columns are read in turns
 
 # Arrow's own allocator keeps several times as much memory as is in use.
 pa.set_memory_pool(pa.system_memory_pool())
 
 NO_ROWS = pa.record_batch([], names=[])
 
-UNSUPPORTED = (pa.ArrowNotImplementedError, TypeError)
-"""Errors that are raised for types that cannot be decoded or written as JSON."""
+UNSUPPORTED_TYPE_ERRORS = (pa.ArrowNotImplementedError, TypeError)
+"""Errors for types that cannot be decoded, or written as JSON."""
 
 
 class ParquetReader(ShardReader):
     """Reads the rows of one shard as lines.
 
     Args:
-        columns: Names of the columns to read, if the shard has them (`a.b` is the field `b` of the
+        columns: Names of the columns to read if the shard has them (`a.b` is the field `b` of the
             struct `a`); None reads all.
         lazy_columns: Columns of lists that are converted only when they are needed: the lines are
             then `PartialLine`s.
 
     Raises:
         OSError: If a local file cannot be opened.
-        DataError: If the Hub cannot be reached, the file was read from a bad copy, or a column has
-            an unsupported type.
+        DataError: If a remote file cannot be read or its cached copy is bad, or a column has an
+            unsupported type.
     """
 
     def __init__(
@@ -80,42 +81,51 @@ class ParquetReader(ShardReader):
         super().__init__(path)
         self._columns = None if columns is None else sorted(columns)
         self._source: ParquetSource | None = None  # None if the footer is not readable
+        self._lazy_columns: list[str] = []
         self._group = -1  # index of the current row group; -1 for none
-        self._batches: Iterator[pa.RecordBatch] = iter(())  # the remaining ones of the group
+        self._batches: Iterator[pa.RecordBatch] = iter(())  # the remaining batches of the group
         self._batch = NO_ROWS
         self._first_row = 0  # index in the shard of the batch's first row
 
-        blocks = MAX_CACHED_BLOCKS if columns is None else min(len(columns) + 1, MAX_CACHED_BLOCKS)
-        self._file = open_file(path, blocks)  # closed by `close`
+        num_kept_blocks = MAX_KEPT_BLOCKS
+        if columns is not None:
+            num_kept_blocks = min(len(columns) + 1, MAX_KEPT_BLOCKS)
+        self._file = open_file(path, num_kept_blocks)  # closed by `close`
         with self._record_damage():
             source = ParquetSource(self._file)
-            self._lazy = [name for name in lazy_columns if _can_be_lazy(source.schema, name)]
+            self._lazy_columns = [
+                name for name in lazy_columns if _can_be_lazy(source.schema, name)
+            ]
             self._source = source
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the shard, as stated in its footer; 0 if that cannot be read."""
-        return self._source.ends[-1] if self._source is not None and self._source.ends else 0
+        """Number of rows of the shard as stated in its footer; 0 if the footer cannot be read."""
+        if self._source is None or not self._source.group_ends:
+            return 0
+        return self._source.group_ends[-1]
 
     def take(self, numbers: Sequence[int]) -> list[Line]:
         """Returns the rows with the given increasing numbers; fewer at the end or at damage."""
         lines: list[Line] = []
         if self._source is not None:
-            self.damage = ""  # other row groups than the last one may be readable
+            self.damage = ""  # row groups other than the damaged one may be readable
             with self._record_damage():
                 while len(lines) < len(numbers) and self._go_to(numbers[len(lines)]):
-                    end = self._first_row + len(self._batch)
-                    rows = numbers[len(lines) : bisect.bisect_left(numbers, end)]
-                    batch = _select_rows(self._batch, [row - self._first_row for row in rows])
-                    lines += (
-                        _encode_partial_rows(batch, self._lazy)
-                        if self._lazy
-                        else encode_rows(batch)
-                    )
+                    batch_end = self._first_row + len(self._batch)
+                    rows = numbers[len(lines) : bisect.bisect_left(numbers, batch_end)]
+                    lines += self._encode_batch_rows([row - self._first_row for row in rows])
                     self.line = rows[-1] + 1
 
         self.ended = len(lines) < len(numbers)
         return lines
+
+    def _encode_batch_rows(self, rows: Sequence[int]) -> Sequence[Line]:
+        """Returns rows of the current batch as lines, by their increasing indices in the batch."""
+        batch = _select_rows(self._batch, rows)
+        if self._lazy_columns:
+            return _encode_partial_rows(batch, self._lazy_columns)
+        return encode_rows(batch)
 
     def close(self) -> None:
         """Closes the file."""
@@ -125,13 +135,17 @@ class ParquetReader(ShardReader):
         self._file.close()
 
     def _go_to(self, row: int) -> bool:
-        """Decodes the batch that contains a row; returns False if the shard has no such row."""
+        """Decodes the batch that contains a row; returns False if the shard has no such row.
+
+        Raises:
+            DAMAGE_ERRORS: If the batch cannot be decoded.
+        """
         assert self._source is not None
-        group = bisect.bisect_right(self._source.ends, row)
-        if group == len(self._source.ends):
+        group = bisect.bisect_right(self._source.group_ends, row)
+        if group == len(self._source.group_ends):
             return False
         if group != self._group or row < self._first_row:
-            self.enter(group)
+            self.enter_group(group)
 
         while row >= self._first_row + len(self._batch):
             self._first_row += len(self._batch)
@@ -143,39 +157,44 @@ class ParquetReader(ShardReader):
             report_progress()
         return True
 
-    def enter(self, group: int) -> None:
-        """Moves to the first row of the row group with this index, without reading it yet."""
+    def enter_group(self, group: int) -> None:
+        """Moves to the beginning of a row group, without reading rows yet."""
         assert self._source is not None
-        ends = self._source.ends
+        group_ends = self._source.group_ends
         self._group = group
-        self._first_row = ends[group - 1] if group else 0
+        self._first_row = group_ends[group - 1] if group else 0
         self._batch = NO_ROWS
 
         chunks = self._source.describe_column_chunks(group, self._columns)
-        batch_rows = _choose_batch_rows(chunks, ends[group] - self._first_row, self._lazy)
+        num_rows = group_ends[group] - self._first_row
+        batch_rows = _choose_batch_rows(chunks, num_rows, self._lazy_columns)
         self._batches = self._source.read_batches(group, self._columns, batch_rows)
 
     @contextlib.contextmanager
     def _record_damage(self) -> Iterator[None]:
-        """Records decoding errors in `damage`; raises errors of other kinds."""
+        """Suppresses errors of damaged content, and records them in `damage`.
+
+        Raises:
+            DataError: If the cached copy of a remote file is bad, or a type is not supported.
+        """
         try:
             yield
-        except UserError:  # for example, the Hub cannot be reached
+        except UserError:  # for example, if the Hub cannot be reached
             raise
-        except UNSUPPORTED as error:
+        except UNSUPPORTED_TYPE_ERRORS as error:
             raise self._make_unsupported_error(error) from error
-        except DAMAGED as error:
+        except DAMAGE_ERRORS as error:
             refuse_bad_copy(self.path)
             damaged_part = f"row group {self._group}" if self._source else "the footer"
             self.damage = f"{damaged_part} cannot be read: {error}"
             if self._source is None:
                 self._file.seek(0)
                 if self._file.read(len(LFS_POINTER)) == LFS_POINTER:
-                    self.damage = LFS
+                    self.damage = LFS_MESSAGE
             self._group = -1  # the next call opens its group again
 
     def _make_unsupported_error(self, error: Exception) -> DataError:
-        """Returns the error of an intact file with unsupported types."""
+        """Returns the error for an intact file with unsupported types."""
         column_types = ""
         if self._source is not None:
             names = {column.split(".")[0] for column in self._columns or ()}
@@ -194,7 +213,7 @@ class ParquetReader(ShardReader):
 def _can_be_lazy(schema: pa.Schema, name: str) -> bool:
     """Returns whether a column can be converted lazily.
 
-    It must be a list, and every value must be convertible, so that no error can occur later.
+    Its type must be a list whose values can all be converted, so that no error can occur later.
     """
     if schema.names.count(name) != 1:
         return False
@@ -205,12 +224,13 @@ def _can_be_lazy(schema: pa.Schema, name: str) -> bool:
 def _choose_batch_rows(
     chunks: Sequence[ColumnChunk], num_rows: int, lazy_columns: Sequence[str]
 ) -> int:
-    """Returns the number of rows of a row group to decode at a time, by their average size.
+    """Chooses the number of rows of a row group to decode at a time, by the mean size of a row.
 
-    Repeated values are stored only once, with a count, so the number of values also matters.
+    The size is estimated from both the bytes and the number of values, because a repeated value is
+    stored only once.
 
     Args:
-        chunks: The columns of the row group.
+        chunks: The columns of the row group that are read.
         num_rows: The number of rows of the row group.
         lazy_columns: Names of the columns that are converted lazily.
     """
@@ -219,7 +239,9 @@ def _choose_batch_rows(
         chunk_bytes = chunk.raw_size + chunk.num_values * MIN_VALUE_BYTES
         is_lazy = is_selected(chunk.leaf.path, lazy_columns)
         num_bytes += chunk_bytes // LAZY_DISCOUNT if is_lazy else chunk_bytes
-    return max(min(TARGET_BATCH_BYTES * num_rows // max(num_bytes, 1), MAX_BATCH_ROWS), 1)
+
+    target_rows = TARGET_BATCH_BYTES * num_rows // max(num_bytes, 1)
+    return max(min(target_rows, MAX_BATCH_ROWS), 1)
 
 
 def _is_convertible(arrow_type: pa.DataType) -> bool:
@@ -237,16 +259,17 @@ def _is_convertible(arrow_type: pa.DataType) -> bool:
 
 
 def cast_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Casts the views of a batch to other types, because few of Arrow's functions accept views."""
+    """Casts views in a batch to types without views, because few Arrow functions accept views."""
     column_types = [remove_views(column_type) for column_type in batch.schema.types]
     if column_types == batch.schema.types:
         return batch
-    return batch.cast(pa.schema([*zip(batch.schema.names, column_types, strict=True)]))
+    fields = list(zip(batch.schema.names, column_types, strict=True))
+    return batch.cast(pa.schema(fields))
 
 
 @lru_cache
 def remove_views(arrow_type: pa.DataType) -> pa.DataType:
-    """Returns the type in which views of strings and binary values, and of lists of them, are not.
+    """Returns a type without views of strings and binary values, at any depth.
 
     For example, a list of string views becomes a list of large strings.
     """
@@ -255,7 +278,7 @@ def remove_views(arrow_type: pa.DataType) -> pa.DataType:
     if types.is_binary_view(arrow_type):
         return pa.large_binary()
 
-    # A list view of plain values is read as it is: Arrow fails to cast one with only nulls.
+    # A list view of other values stays: Arrow cannot cast a list view with only nulls.
     inner_types = [arrow_type.field(index).type for index in range(arrow_type.num_fields)]
     if [remove_views(inner_type) for inner_type in inner_types] == inner_types:
         return arrow_type
@@ -298,18 +321,23 @@ def encode_rows(batch: pa.RecordBatch) -> list[bytes]:
     """
     if not batch.num_columns:
         return [b"{}"] * batch.num_rows
-    return list(map(_ENCODER.encode, _build_objects(batch.schema, batch.columns)))
+    return [_ENCODER.encode(row) for row in _build_objects(batch.schema, batch.columns)]
 
 
 def _encode_partial_rows(batch: pa.RecordBatch, lazy_columns: Sequence[str]) -> list[PartialLine]:
-    """Returns each row of a batch as a line whose lazy columns, which are lists, can be added."""
+    """Returns each row of a batch as a line, with encoders that add its non-empty lazy lists."""
     names = [name for name in lazy_columns if name in batch.schema.names]
     encoders: list[dict[str, Callable[[], bytes]]] = [{} for _ in range(batch.num_rows)]
     for name in names:
         lists = batch.column(name)
         for row in np.flatnonzero(_measure_lists(lists)).tolist():
             encoders[row][name] = partial(encode_element, lists, row)
-    return list(map(PartialLine, encode_rows(batch.drop_columns(names)), encoders))
+
+    lines = encode_rows(batch.drop_columns(names))
+    return [
+        PartialLine(line, line_encoders)
+        for line, line_encoders in zip(lines, encoders, strict=True)
+    ]
 
 
 def encode_element(array: pa.Array, row: int) -> bytes:
@@ -318,7 +346,7 @@ def encode_element(array: pa.Array, row: int) -> bytes:
 
 
 def _convert_values(array: pa.Array) -> list[Any]:
-    """Converts the elements of an array to Python values for JSON; a list becomes a tuple."""
+    """Converts the elements of an array to values that msgspec encodes; a list becomes a tuple."""
     arrow_type = array.type
     if types.is_string(arrow_type) or types.is_large_string(arrow_type):
         return _convert_to_texts(array)
@@ -353,22 +381,23 @@ def _restore_nulls(array: pa.Array, values: list[Any]) -> list[Any]:
     """Replaces the values at the nulls of an array with None."""
     if not array.null_count:
         return values
-    valid = array.is_valid().to_pylist()
-    return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
+    is_valid = array.is_valid().to_pylist()
+    return [value if valid else None for value, valid in zip(values, is_valid, strict=True)]
 
 
 def _build_objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array]) -> list[Any]:
     """Builds an object for each row; of several fields with the same name, the last one is used."""
     named_columns = {field.name: column for field, column in zip(fields, columns, strict=True)}
     build_object = _make_object_builder(tuple(named_columns))
-    return list(map(build_object, *map(_convert_values, named_columns.values())))
+    values_by_column = [_convert_values(column) for column in named_columns.values()]
+    return list(map(build_object, *values_by_column))
 
 
 @lru_cache
 def _make_object_builder(names: tuple[str, ...]) -> Callable[..., Any]:
-    """Returns a function that builds an object from the values of its fields.
+    """Returns a function that builds an object from the values of its fields, in this order.
 
-    The objects are not tracked by the garbage collector, as a page has hundreds of them.
+    The objects are not tracked by the garbage collector, because a page has hundreds of them.
     """
     fields = {f"field_{index}": name for index, name in enumerate(names)}
     try:
@@ -378,7 +407,7 @@ def _make_object_builder(names: tuple[str, ...]) -> Callable[..., Any]:
 
 
 def _measure_lists(array: pa.Array) -> np.ndarray:
-    """Returns the length of each list; 0 for null."""
+    """Returns the length of each list in an array (int[n]); 0 for null."""
     lengths = pc.list_value_length(array)
     if lengths.null_count:
         lengths = lengths.fill_null(0)
@@ -389,11 +418,11 @@ def _convert_to_tuples(array: pa.Array) -> list[Any]:
     """Converts lists to tuples; null becomes an empty tuple."""
     values = tuple(_convert_values(array.flatten()))
     bounds = [0, *np.cumsum(_measure_lists(array)).tolist()]
-    return [values[begin:end] for begin, end in itertools.pairwise(bounds)]
+    return [values[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def _convert_to_texts(array: pa.Array) -> list[Any]:
-    """Converts strings; one that is not UTF-8 becomes JSON with the same bytes."""
+    """Converts strings; a string that is not UTF-8 becomes raw JSON with the same bytes."""
     try:
         return array.to_pylist()
     except UnicodeDecodeError:
@@ -402,17 +431,17 @@ def _convert_to_texts(array: pa.Array) -> list[Any]:
 
 
 def _decode_text(encoded: bytes) -> str | msgspec.Raw:
-    """Decodes UTF-8; other bytes become a JSON string with the same bytes."""
+    """Decodes UTF-8; other bytes become the raw JSON of a string with the same bytes."""
     try:
         return encoded.decode()
     except UnicodeDecodeError:
-        # Latin-1 maps each byte to a character and back, so only quotes and controls change.
+        # Latin-1 maps each byte to one character and back, so that only the escapes are added.
         escaped = json.dumps(encoded.decode("latin-1"), ensure_ascii=False)
         return msgspec.Raw(escaped.encode("latin-1"))
 
 
 def _make_json_value(value: Any, arrow_type: pa.DataType) -> Any:
-    """Returns a Python value for JSON, in which bytes are decoded and floats are short.
+    """Returns a value that msgspec encodes: bytes are decoded, and floats shortened.
 
     A float16 or float32 is rounded to the fewest digits that read back as the same value.
 
@@ -447,7 +476,7 @@ def _drop_distant_dates(array: pa.Array) -> pa.Array:
 
 
 def _drop_long_durations(array: pa.DurationArray) -> pa.Array:
-    """Replaces durations that Python does not support with null, and ns with microseconds."""
+    """Replaces durations that Python does not support with null; truncates ns to microseconds."""
     if array.type.unit == "ns":
         return array.cast(pa.duration("us"), safe=False)
     unit = pa.scalar(1, array.type).as_py()

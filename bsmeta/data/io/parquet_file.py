@@ -1,9 +1,9 @@
 """Opens untrusted Parquet files. No other module calls `pyarrow.parquet`.
 
-When Arrow decodes a damaged file, it raises an error. But if the metadata of a column is damaged,
-accessing it from Python ends the process (`terminate called after throwing ...`), because these
-accessors do not declare exceptions. So before they are called, this module makes Arrow construct
-the same metadata for decoding, where exceptions are caught.
+Arrow raises an error when it decodes a damaged file. But when Python accesses damaged metadata of a
+column, the process ends (`terminate called after throwing ...`), because pyarrow does not catch the
+exceptions of these accessors. So before this module accesses metadata, it makes Arrow construct the
+same metadata for decoding, where exceptions are caught.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_OPTIONS: dict[str, Any] = {
+_READ_OPTIONS: dict[str, Any] = {
     "pre_buffer": False,
     "buffer_size": 1 << 18,  # bytes of a column to read at a time
     "page_checksum_verification": True,
 }
 
-DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, RecursionError)
+DAMAGE_ERRORS = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, RecursionError)
 """Errors that Arrow raises for content that it cannot decode."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf of the schema, which is a column of the file.
+    """A leaf of the schema, whose values are a column of the file.
 
     Attributes:
-        index: Index among the leaves.
+        index: Index of the leaf in the schema.
         path: Dotted path in the schema.
         is_repeated: Whether it is inside lists or maps, so that a row may have many values.
         is_text: Whether its values are byte strings of any length.
@@ -52,9 +52,10 @@ class ColumnChunk:
     """A column of a row group, as described in the footer.
 
     Attributes:
+        leaf: The leaf of the schema.
         start: Offset of the first page in the file.
-        size: Size of the pages with their headers in bytes, compressed.
-        raw_size: Size of the pages with their headers in bytes, uncompressed.
+        size: Compressed size of the pages with their headers, in bytes.
+        raw_size: Uncompressed size of the pages with their headers, in bytes.
         num_values: Number of values, including nulls and values in lists.
         codec: Name of the compression, as in `pyarrow.Codec`.
     """
@@ -75,31 +76,33 @@ class ParquetSource:
 
     Attributes:
         schema: The schema of the rows.
-        ends: For each row group, the index in the file of the row after its last one.
+        group_ends: For each row group, the number of rows up to its end.
 
     Raises:
-        DAMAGED: If the footer cannot be read; the methods raise it if a row group cannot be read.
+        DAMAGE_ERRORS: If the footer cannot be read; methods raise it if a row group cannot be read.
     """
 
     def __init__(self, file: BinaryIO | pa.NativeFile) -> None:
         self._file = file
-        self._parquet = pq.ParquetFile(file, **_OPTIONS)
+        self._parquet = pq.ParquetFile(file, **_READ_OPTIONS)
         self.schema: pa.Schema = self._parquet.schema_arrow
         self._metadata = self._parquet.metadata
 
         # Decoding this file only constructs metadata; see `_construct_metadata`.
-        self._empty = _EmptyFile(file.seek(0, os.SEEK_END))
-        self._probe = pq.ParquetFile(self._empty, metadata=self._metadata, **_OPTIONS)
+        self._empty_file = _EmptyFile(file.seek(0, os.SEEK_END))
+        self._probe = pq.ParquetFile(self._empty_file, metadata=self._metadata, **_READ_OPTIONS)
 
         parquet_schema = self._parquet.schema
         self._leaves = [
             _describe_leaf(parquet_schema, index) for index in range(self._metadata.num_columns)
         ]
-        groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
-        row_counts = [group.num_rows for group in groups]
+        row_counts = [
+            self._metadata.row_group(group).num_rows
+            for group in range(self._metadata.num_row_groups)
+        ]
         if any(count < 0 for count in row_counts):
             raise ValueError(f"a row group has {min(row_counts)} rows")
-        self.ends = [*itertools.accumulate(row_counts)]
+        self.group_ends = list(itertools.accumulate(row_counts))
 
     def describe_column_chunks(
         self, group: int, columns: Collection[str] | None = None
@@ -111,7 +114,7 @@ class ParquetSource:
             columns: Names of columns (`a.b` is the field `b` of the struct `a`); None selects all.
 
         Returns:
-            The chunks in the order of the schema; none if Arrow would not read any of them.
+            The chunks in the order of the schema; empty if Arrow would read none of them.
         """
         leaves = [
             leaf for leaf in self._leaves if columns is None or is_selected(leaf.path, columns)
@@ -130,31 +133,35 @@ class ParquetSource:
         self,
         group: int,
         columns: Collection[str] | None,
-        rows: int,
+        max_rows: int,
         *,
-        indexed: Collection[int] = (),
+        dictionary_leaves: Collection[int] = (),
         use_threads: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a row group in batches, decoded page by page.
 
         Args:
-            columns: As in `describe_column_chunks`.
-            rows: Maximum number of rows in a batch.
-            indexed: Indices of text leaves that are read as dictionary-encoded.
+            group: Index of the row group.
+            columns: Names of columns, as in `describe_column_chunks`.
+            max_rows: Maximum number of rows in a batch.
+            dictionary_leaves: Indices of leaves with texts that are read as dictionary-encoded.
             use_threads: Whether columns are decoded in parallel. Arrow's threads do not survive a
                 fork.
         """
         parquet = self._parquet
-        if indexed:
+        if dictionary_leaves:
             parquet = pq.ParquetFile(
-                self._file, metadata=self._metadata, read_dictionary=sorted(indexed), **_OPTIONS
+                self._file,
+                metadata=self._metadata,
+                read_dictionary=sorted(dictionary_leaves),
+                **_READ_OPTIONS,
             )
         return parquet.iter_batches(
-            rows, row_groups=[group], columns=columns, use_threads=use_threads
+            max_rows, row_groups=[group], columns=columns, use_threads=use_threads
         )
 
     def _construct_metadata(self, group: int, columns: Collection[str] | None) -> bool:
-        """Makes Arrow construct the metadata of columns, which raises an error if it is damaged.
+        """Makes Arrow construct the metadata of columns, to detect damage.
 
         Arrow constructs the metadata of all selected columns before it reads the first page.
 
@@ -162,18 +169,18 @@ class ParquetSource:
             Whether Arrow then tried to read a page; if not, there is nothing to read.
 
         Raises:
-            DAMAGED: If the metadata is damaged: its accessors would end the process.
+            DAMAGE_ERRORS: If the metadata is damaged, so that accessing it would end the process.
         """
-        self._empty.was_read = False
+        self._empty_file.was_read = False
         batches = self._probe.iter_batches(
             1, row_groups=[group], columns=columns, use_threads=False
         )
         try:
             next(batches, None)
-        except DAMAGED:
-            if not self._empty.was_read:
+        except DAMAGE_ERRORS:
+            if not self._empty_file.was_read:
                 raise
-        return self._empty.was_read
+        return self._empty_file.was_read
 
 
 def _describe_leaf(schema: pq.ParquetSchema, index: int) -> Leaf:
@@ -204,7 +211,7 @@ def _describe_chunk(leaf: Leaf, metadata: pq.ColumnChunkMetaData) -> ColumnChunk
 
 
 def is_selected(path: str, columns: Collection[str]) -> bool:
-    """Returns whether a path in the schema (`a.b`) belongs to one of the columns."""
+    """Returns whether a path in the schema (`a.b.c`) is one of the columns, or inside one."""
     return any(path == column or path.startswith(f"{column}.") for column in columns)
 
 

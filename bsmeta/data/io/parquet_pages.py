@@ -1,14 +1,14 @@
-"""Bounds the memory that the rows of a Parquet file need, before Arrow reads them.
+"""ReadLimits the memory that the rows of a Parquet file need, before Arrow reads them.
 
-A column of a row group is a sequence of pages, each after a header that states its size and its
+A column of a row group is a sequence of pages. The header before each page states its size and its
 number of values. Arrow trusts the headers, and a file of 1 kB may decompress to 1 GB. Compression
-is not the only cause of such growth: each row, or each value in a list, may refer to the same long
+is not the only cause of such growth: all rows, or all values in a list, may refer to the same long
 value in a dictionary, which Arrow then copies for each of them. The footer limits neither, because
-Arrow does not compare it with the pages. So all headers of a row group are read before it is
+Arrow does not compare it with the pages. So all page headers of a row group are read before it is
 decoded.
 
-Pages are described at https://parquet.apache.org/docs/file-format/data-pages/, their header in
-`parquet.thrift`, and its encoding in `thrift-compact-protocol.md` of Apache Thrift.
+Pages are specified at https://parquet.apache.org/docs/file-format/data-pages/, their headers in
+`parquet.thrift`, and the encoding of headers in `thrift-compact-protocol.md` of Apache Thrift.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
@@ -33,10 +33,10 @@ MAX_EXPANSION = 200
 """Maximum number of bytes that may be decompressed at a time for each byte of a row group."""
 
 MAX_BATCH_BYTES = 512 << 20
-"""Maximum size of the rows of a batch."""
+"""Maximum size of a batch of rows."""
 
 MAX_LIST_BYTES = 1 << 26
-"""Maximum size of the texts in the lists of a row, each copied from a dictionary."""
+"""Maximum total size of the texts in the lists of a row, each copied from a dictionary."""
 
 _MIN_VALUE_BYTES = 16  # minimum memory of a value in a list: Arrow's, and a Python reference
 
@@ -49,19 +49,20 @@ _DATA_PAGE_V2 = 3
 _PAGE_TYPE = 1
 _RAW_SIZE = 2
 _SIZE = 3
-_DETAILS = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}  # the header for a page type
+_TYPE_HEADER = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}  # by page type
 
-# Field numbers of the header for a page type.
-_VALUE_COUNT = 1
+# Field numbers of the header that is specific to a page type.
+_NUM_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DICTIONARY_PAGE: 2, _DATA_PAGE_V2: 4}
 
-_DELTA_BYTE_ARRAY = 7  # `Encoding` in which a value may share its beginning with the previous one
+_DELTA_BYTE_ARRAY = 7  # the `Encoding` in which a value may share its beginning with the previous
 
-# Bytes to read until a header is complete: most are short, and the last size is Arrow's limit.
+# Numbers of bytes that are read until a header is complete: most are short. The last is Arrow's
+# limit.
 _HEADER_BYTES = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
-_MAX_HEADER_DEPTH = 8  # nested structs
-_CODECS = ("uncompressed", "snappy", "gzip", "brotli", "zstd")  # LZ4 is ambiguous: two formats
-_LENGTH = struct.Struct("<I")  # before each text of a dictionary
+_MAX_HEADER_DEPTH = 8  # of nested structs and lists
+_CODECS = ("uncompressed", "snappy", "gzip", "brotli", "zstd")  # LZ4 stands for two formats
+_TEXT_LENGTH = struct.Struct("<I")  # before each text in a dictionary
 
 # Types of the compact protocol.
 _BOOLEANS = (1, 2)
@@ -71,22 +72,22 @@ _DOUBLE = 7
 _BINARY = 8
 _LISTS = (9, 10)
 _STRUCT = 12
-_LONG_LIST = 15  # replaces the number of elements, which then follows
+_LONG_LIST = 15  # stands for a number of elements that follows
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ReadLimits:
     """The limits within which a row group can be read.
 
     Attributes:
         max_rows: Maximum number of rows in a batch.
-        indexed: Indices of leaves with texts in lists that must be read as dictionary-encoded:
-            copies of the texts may need too much memory, so `measure_list_bytes` checks their size
-            first.
+        dictionary_leaves: Indices of leaves with texts in lists that must be read as
+            dictionary-encoded: copies of the texts may need too much memory, so the caller must
+            first check their size with `measure_list_bytes`.
     """
 
     max_rows: int
-    indexed: tuple[int, ...]
+    dictionary_leaves: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ class _PageHeader:
     """The header of a page.
 
     Attributes:
-        is_dictionary: Whether the page has values to which other pages refer.
-        is_delta: Whether its values may share parts with other values.
-        size: Size of the page after the header in bytes, compressed.
-        raw_size: Size of the page after the header in bytes, uncompressed.
+        is_dictionary: Whether the page contains values to which other pages refer.
+        is_delta: Whether its values may share bytes with other values.
+        size: Compressed size of the page in bytes, without the header.
+        raw_size: Uncompressed size of the page in bytes, without the header.
         num_values: Number of values, including nulls.
     """
 
@@ -121,15 +122,16 @@ class _Page(NamedTuple):
 
 @dataclass
 class _PageTotals:
-    """Sums and maxima of the pages of a column.
+    """Sums and maxima over the pages of a column.
 
     Attributes:
-        size: Size of all pages in bytes, compressed, as stated in their headers.
-        decoded_bytes: Number of bytes that must be decompressed at a time: of the largest page, or
-            of all pages for lists, because one row may have all values.
-        value_bytes: Maximum over the pages of the mean size of a value in bytes.
+        size: Compressed size of all pages in bytes, as stated in their headers.
+        decoded_bytes: Number of bytes that are decompressed at a time: the largest page; for lists
+            all pages, because one row may have all values.
+        value_bytes: Mean size of a value in bytes, maximum over the pages.
         num_values: Number of values in data pages.
-        shared_bytes: Size of the largest page whose texts may occur in any number of values.
+        shared_bytes: Size in bytes of the largest page whose texts may occur in any number of
+            values.
         dictionary: The dictionary page, if there is one.
     """
 
@@ -141,47 +143,58 @@ class _PageTotals:
     dictionary: _Page | None = None
 
 
-def bound_rows(
+def compute_read_limits(
     file: BinaryIO | pa.NativeFile, chunks: Sequence[ColumnChunk], max_rows: int
-) -> Bounds:
+) -> ReadLimits:
     """Determines the limits within which a row group can be read.
 
     Args:
-        chunks: The columns to read.
+        chunks: The columns of the row group that are read.
         max_rows: Maximum number of rows in a batch, even if more would fit.
 
     Raises:
         ValueError: If a page is damaged, or its content is far larger than the file.
     """
     totals_by_chunk = {chunk: _scan_pages(file, chunk) for chunk in chunks}
+    max_decoded_bytes = _check_expansion(totals_by_chunk, file.seek(0, os.SEEK_END))
+    limit = min(max_decoded_bytes, MAX_BATCH_BYTES)
+
+    row_bytes = 0
+    dictionary_leaves = []
+    for chunk, totals in totals_by_chunk.items():
+        leaf = chunk.leaf
+        if not leaf.is_repeated:
+            row_bytes += max(totals.value_bytes, totals.shared_bytes, leaf.width)
+        elif leaf.is_text and _copies_may_exceed(limit, file, chunk, totals):
+            dictionary_leaves.append(leaf.index)
+
+    num_fitting = limit // max(row_bytes, 1)
+    return ReadLimits(max(min(num_fitting, max_rows), 1), tuple(dictionary_leaves))
+
+
+def _check_expansion(totals_by_chunk: Mapping[ColumnChunk, _PageTotals], file_size: int) -> int:
+    """Checks that the content of a row group is not far larger than its compressed pages.
+
+    Returns:
+        The maximum number of bytes that may be decompressed at a time.
+
+    Raises:
+        ValueError: If more bytes would be decompressed.
+    """
     stated_size = sum(totals.size for totals in totals_by_chunk.values())
-    size = min(stated_size, file.seek(0, os.SEEK_END))
-    max_decoded = max(MIN_DECODED_LIMIT, MAX_EXPANSION * size)
-    decoded = sum(totals.decoded_bytes for totals in totals_by_chunk.values())
-    if decoded > max_decoded:
+    size = min(stated_size, file_size)
+    max_decoded_bytes = max(MIN_DECODED_LIMIT, MAX_EXPANSION * size)
+    decoded_bytes = sum(totals.decoded_bytes for totals in totals_by_chunk.values())
+    if decoded_bytes > max_decoded_bytes:
         largest = max(totals_by_chunk, key=lambda chunk: totals_by_chunk[chunk].decoded_bytes)
         raise ValueError(
-            f"{size:,} bytes would become {decoded:,}, most of them in {largest.leaf.path}; "
+            f"{size:,} bytes would become {decoded_bytes:,}, most of them in {largest.leaf.path}; "
             f"expected at most {MAX_EXPANSION} bytes for each of them, or {MIN_DECODED_LIMIT:,}"
         )
-
-    limit = min(max_decoded, MAX_BATCH_BYTES)
-    row_bytes = sum(
-        max(totals.value_bytes, totals.shared_bytes, chunk.leaf.width)
-        for chunk, totals in totals_by_chunk.items()
-        if not chunk.leaf.is_repeated
-    )
-    num_fitting = limit // max(row_bytes, 1)
-
-    indexed = []
-    for chunk, totals in totals_by_chunk.items():
-        is_text_in_list = chunk.leaf.is_repeated and chunk.leaf.is_text
-        if is_text_in_list and _may_exceed(limit, file, chunk, totals):
-            indexed.append(chunk.leaf.index)
-    return Bounds(max(min(num_fitting, max_rows), 1), tuple(indexed))
+    return max_decoded_bytes
 
 
-def _may_exceed(
+def _copies_may_exceed(
     limit: int, file: BinaryIO | pa.NativeFile, chunk: ColumnChunk, totals: _PageTotals
 ) -> bool:
     """Returns whether copies of the texts in lists may exceed the limit if one row has them all.
@@ -200,23 +213,30 @@ def _may_exceed(
 
 
 def measure_list_bytes(array: pa.Array, *, is_in_list: bool = False) -> int:
-    """Returns the size in bytes of the texts in lists if dictionary indices became copies.
+    """Measures the texts in the lists of an array as if dictionary indices were replaced by copies.
 
     Args:
+        array: A column of rows that was read with `ReadLimits.dictionary_leaves`.
         is_in_list: Whether the array consists of the values in a list.
+
+    Returns:
+        The size in bytes; 0 for a dictionary whose copies are certainly within `MAX_LIST_BYTES`.
     """
     arrow_type = array.type
     if types.is_dictionary(arrow_type):
         is_text = types.is_string(arrow_type.value_type) or types.is_binary(arrow_type.value_type)
-        if not (is_in_list and is_text) or len(array) * array.dictionary.nbytes <= MAX_LIST_BYTES:
+        if not is_in_list or not is_text:
             return 0
-        return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
+        if len(array) * array.dictionary.nbytes <= MAX_LIST_BYTES:
+            return 0
+        lengths = pc.binary_length(array.dictionary)
+        return pc.sum(lengths.take(array.indices)).as_py() or 0
 
     if types.is_struct(arrow_type):
         return sum(measure_list_bytes(field, is_in_list=is_in_list) for field in array.flatten())
 
     if types.is_map(arrow_type):
-        # `keys` and `items` ignore that the array may be a slice.
+        # `keys` and `items` are not sliced if the array is a slice.
         begin = array.offsets[0].as_py()
         length = array.offsets[-1].as_py() - begin
         return sum(
@@ -224,11 +244,13 @@ def measure_list_bytes(array: pa.Array, *, is_in_list: bool = False) -> int:
             for column in (array.keys, array.items)
         )
 
-    return measure_list_bytes(array.flatten(), is_in_list=True) if arrow_type.num_fields else 0
+    if arrow_type.num_fields:  # a list
+        return measure_list_bytes(array.flatten(), is_in_list=True)
+    return 0
 
 
 def _scan_pages(file: BinaryIO | pa.NativeFile, chunk: ColumnChunk) -> _PageTotals:
-    """Reads the headers of all pages of a column, and sums them up."""
+    """Reads the headers of all pages of a column, and computes their sums and maxima."""
     totals = _PageTotals()
     for page in _read_pages(file, chunk):
         header = page.header
@@ -284,18 +306,22 @@ def _measure_longest_text(
 
     # A dictionary may have millions of texts: this loop avoids calls and attribute lookups.
     max_length = position = 0
-    last = len(content) - _LENGTH.size
-    unpack = _LENGTH.unpack_from
+    last = len(content) - _TEXT_LENGTH.size
+    unpack = _TEXT_LENGTH.unpack_from
     while position <= last:
         (length,) = unpack(content, position)
-        position += _LENGTH.size + length
+        position += _TEXT_LENGTH.size + length
         if length > max_length:
             max_length = length
     return max_length
 
 
 def _read_header(file: BinaryIO | pa.NativeFile, position: int) -> tuple[_PageHeader, int]:
-    """Returns the page header at an offset of the file, and the header's size in bytes."""
+    """Reads the page header at an offset in the file; returns it and its size in bytes.
+
+    Raises:
+        ValueError: If there is no valid header.
+    """
     for size in _HEADER_BYTES:
         file.seek(position)
         with contextlib.suppress(IndexError):
@@ -304,23 +330,25 @@ def _read_header(file: BinaryIO | pa.NativeFile, position: int) -> tuple[_PageHe
 
 
 def _parse_header(data: bytes) -> tuple[_PageHeader, int]:
-    """Returns the page header at the beginning of `data`, and its size in bytes.
+    """Parses the page header at the beginning of `data`; returns it and its size in bytes.
 
     Raises:
-        IndexError: If the data end within the header.
-        ValueError: If it is not a header.
+        IndexError: If the header continues beyond the end of the data.
+        ValueError: If it is not a valid header.
     """
     fields, end = _read_struct(data, 0)
     page_type = _check_size(fields.get(_PAGE_TYPE))
     raw_size = _check_size(fields.get(_RAW_SIZE))
     size = _check_size(fields.get(_SIZE))
 
-    # Pages of other types, such as indexes, have no values.
-    details = fields.get(_DETAILS[page_type]) if page_type in _DETAILS else {_VALUE_COUNT: 0}
-    if not isinstance(details, dict):
-        raise _make_damaged_header_error()
-    num_values = _check_size(details.get(_VALUE_COUNT))
-    encoding = details.get(_ENCODING[page_type]) if page_type in _ENCODING else None
+    num_values = 0  # pages of other types, such as indexes, have no values
+    encoding = None
+    if page_type in _TYPE_HEADER:
+        type_header = fields.get(_TYPE_HEADER[page_type])
+        if not isinstance(type_header, dict):
+            raise _make_damaged_header_error()
+        num_values = _check_size(type_header.get(_NUM_VALUES))
+        encoding = type_header.get(_ENCODING[page_type])
 
     header = _PageHeader(
         is_dictionary=page_type == _DICTIONARY_PAGE,
@@ -333,12 +361,15 @@ def _parse_header(data: bytes) -> tuple[_PageHeader, int]:
 
 
 def _check_size(value: Any) -> int:
-    """Checks that a field is a size of at most 31 bits, and returns it.
+    """Checks that the value of a field is a size of at most 31 bits, and returns it.
 
     Arrow would use only the lowest 32 bits of a larger number.
 
+    Args:
+        value: The value; None if the field is missing.
+
     Raises:
-        ValueError: If it is not such a size.
+        ValueError: If it is missing or not such a size.
     """
     if not isinstance(value, int) or not 0 <= value < 1 << 31:
         raise _make_damaged_header_error()
@@ -346,33 +377,40 @@ def _check_size(value: Any) -> int:
 
 
 def _make_damaged_header_error() -> ValueError:
-    """Returns the error of a page header that cannot be parsed."""
+    """Returns the error for a page header that cannot be parsed."""
     return ValueError("a page has a damaged header")
 
 
 def _read_struct(data: bytes, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """Returns the fields of a struct by their numbers, and the position after the struct.
 
-    The first byte of a field has the field's type in the lower four bits, and in the upper four the
+    The first byte of a field has the field's type in the lower four bits. The upper four are the
     increment of the field number, or 0 if the number follows. A byte of 0 ends the struct.
+
+    Args:
+        depth: Number of structs and lists that contain this struct.
     """
     fields: dict[int, Any] = {}
     number = 0
-    while head := data[position]:
+    while first_byte := data[position]:
         position += 1
-        increment = head >> 4
+        increment = first_byte >> 4
         if increment:
             number += increment
         else:
             number, position = _read_integer(data, position)
         if number in fields or not 0 < number < 1 << 15:
             raise _make_damaged_header_error()
-        fields[number], position = _read_value(data, position, head & 15, depth)
+        fields[number], position = _read_value(data, position, first_byte & 15, depth)
     return fields, position + 1
 
 
 def _read_value(data: bytes, position: int, value_type: int, depth: int) -> tuple[Any, int]:
-    """Returns a value (None unless it is an integer or a struct), and the position after it."""
+    """Reads an integer or a struct, or skips another value.
+
+    Returns:
+        The value (None if it was skipped), and the position after it.
+    """
     if depth > _MAX_HEADER_DEPTH:
         raise _make_damaged_header_error()
 
@@ -386,7 +424,7 @@ def _read_value(data: bytes, position: int, value_type: int, depth: int) -> tupl
     if value_type == _BINARY:
         size, position = _read_uleb128(data, position)
     elif value_type in _BOOLEANS:
-        size = 0  # the type is the value
+        size = 0  # the type itself is the value
     elif value_type == _BYTE:
         size = 1
     elif value_type == _DOUBLE:
@@ -406,24 +444,24 @@ def _skip_list(data: bytes, position: int, depth: int) -> int:
     if count == _LONG_LIST:
         count, position = _read_uleb128(data, position)
 
-    # In a list, booleans take a byte; as fields, they take none.
-    element_type = _BYTE if element_type in _BOOLEANS else element_type
+    if element_type in _BOOLEANS:
+        element_type = _BYTE  # in a list, a boolean takes a byte; as a field, it takes none
     for _ in range(count):
         _, position = _read_value(data, position, element_type, depth + 1)
     return position
 
 
 def _read_integer(data: bytes, position: int) -> tuple[int, int]:
-    """Returns a signed integer in zigzag encoding, and the position after it."""
+    """Reads a signed integer in zigzag encoding; returns it and the position after it."""
     number, position = _read_uleb128(data, position)
     return (number >> 1) ^ -(number & 1), position
 
 
 def _read_uleb128(data: bytes, position: int) -> tuple[int, int]:
-    """Returns an unsigned integer in ULEB128 encoding, and the position after it.
+    """Reads an unsigned integer in ULEB128 encoding; returns it and the position after it.
 
-    Each byte has seven bits of the integer, the lowest first; bit 7 is set in all bytes except the
-    last.
+    Each byte contains seven bits of the integer, the lowest first. Bit 7 is set in all bytes except
+    the last.
     """
     number = shift = 0
     while (byte := data[position]) >> 7:

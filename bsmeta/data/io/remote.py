@@ -1,9 +1,9 @@
-"""The interface and the shared code of the stores of remote files (`hf://`, `s3://`, …).
+"""The interface of the stores of remote files (`hf://`, `s3://`, …), and the code that they share.
 
 A `Store` lists the files that a `Pattern` matches, and opens byte ranges of them: over HTTP
 (`hub.Hub`, `objects.S3`, `objects.CloudStorage`, `azure_blobs.AzureBlobs`) or with TensorFlow
-(`tensorflow_files`). `stores` chooses one by the scheme. This module retries requests and checks
-responses; `remote_file` reads the files.
+(`tensorflow_files`). `stores` chooses the store for a scheme. This module retries requests and
+checks responses; `remote_file` reads the files.
 
 Messages contain neither credentials nor the URL of a request, which may grant access like a
 password.
@@ -31,17 +31,17 @@ from huggingface_hub.utils import parse_ratelimit_headers
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import report_each, report_progress
 from bsmeta.core.secrets import format_url, redact
-from bsmeta.data.io.file_ref import FileRef, RemoteSettings, find_root
+from bsmeta.data.io.file_ref import FileRef, RemoteSettings, format_root
 from bsmeta.data.io.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY = 1.0  # maximum seconds before the first retry; doubled before each further retry
-LONGEST_DELAY = 60.0  # seconds
-LONGEST_WAIT = 900.0  # maximum seconds that a server may ask us to wait
-SLOWEST = 1024  # bytes per second; a connection slower than this for `SLOW_TIMEOUTS` is dropped
-SLOW_TIMEOUTS = 6  # as a multiple of the timeout of a request
-REPORTED_S = 5.0  # seconds between the progress reports of a long wait
+FIRST_DELAY_S = 1.0  # at most, before the first retry; doubled before each further one
+MAX_DELAY_S = 60.0
+MAX_REQUESTED_WAIT_S = 900.0  # longer waits that a server asks for are cut to this
+MIN_BYTES_PER_SECOND = 1024  # a connection that is slower for `SLOW_TIMEOUTS` timeouts is dropped
+SLOW_TIMEOUTS = 6
+REPORT_INTERVAL_S = 5.0  # between progress reports during a wait
 TRANSIENT_STATUS = (408, 425, 429)  # in addition to every status from 500 on
 TRANSIENT_ERRORS = (
     httpx2.TimeoutException,
@@ -64,52 +64,54 @@ class Pattern:
     Attributes:
         scheme: Scheme of the store; see `FileRef`.
         container: The data set, or the bucket.
-        pattern: A file, a folder or a glob (with `**`) in the container.
-        revision: A branch, a tag or a commit of a data set.
+        glob: The path of a file or a folder in the container, or a glob (with `**`).
+        revision: A branch, a tag or a commit of a data set; "" in other stores.
     """
 
     scheme: str
     container: str
-    pattern: str
+    glob: str
     revision: str = ""
 
     def __str__(self) -> str:
         revision = f" at revision {self.revision}" if self.revision else ""
-        return f"{self.pattern or '*'}{revision}"
+        return f"{self.glob or '*'}{revision}"
 
     @property
     def root(self) -> str:
-        """URL of the data set or the bucket."""
-        return find_root(self.scheme, self.container)
+        """The URL of the data set or the bucket."""
+        return format_root(self.scheme, self.container)
 
     @property
     def folder(self) -> str:
         """The deepest folder that contains every possible match of the pattern."""
-        names = self.pattern.split("/")
-        magic = (index for index, name in enumerate(names) if glob.has_magic(name))
-        depth = next(magic, len(names) - 1)
-        return "/".join(names[:depth])
+        names = self.glob.split("/")
+        for depth, name in enumerate(names):
+            if glob.has_magic(name):
+                return "/".join(names[:depth])
+        return "/".join(names[:-1])
 
     @property
     def is_deep(self) -> bool:
         """Whether the pattern matches files in folders below `folder`."""
-        below_folder = self.pattern.removeprefix(self.folder).strip("/")
+        below_folder = self.glob.removeprefix(self.folder).strip("/")
         return "/" in below_folder or "**" in below_folder
 
-    def matches(self, file: str) -> bool:
-        """Returns whether the glob matches a file; as in a shell, only `**` spans folders."""
-        return _match_names(self.pattern.split("/"), file.split("/"))
+    def matches(self, path: str) -> bool:
+        """Returns whether the glob matches a path; as in a shell, only `**` spans folders."""
+        return _match_names(self.glob.split("/"), path.split("/"))
 
 
 def _match_names(patterns: Sequence[str], names: Sequence[str]) -> bool:
-    """Returns whether globs match the names of a path; `**` matches any number of names.
+    """Returns whether globs match the names in a path one by one; `**` matches any number of names.
 
-    If the patterns after a `**` do not match, they are tried again one name further on; an earlier
-    `**` is never reconsidered. So the time is at most the product of the two lengths. A regular
-    expression for the whole path would try every division of it, and a server may list any names.
+    If the globs after a `**` do not match, they are tried again one name further on; an earlier
+    `**` is never reconsidered, so the time is at most the product of the two lengths. A regular
+    expression for the whole path could backtrack exponentially, and a server may list any names.
 
     Args:
-        names: The names of the folders and, last, of the file.
+        patterns: One glob for each name.
+        names: The names of the folders, then the name of the file.
     """
     pattern_index = name_index = 0
     is_after_stars = False
@@ -139,6 +141,7 @@ def _match_names(patterns: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def _match_name(pattern: str, name: str) -> bool:
+    """Returns whether a glob matches a name; `*` alone does not match an empty name."""
     return fnmatchcase(name, pattern) and (bool(name) or pattern != "*")
 
 
@@ -146,16 +149,16 @@ class Store(ABC):
     """Lists and reads the files of a scheme.
 
     Attributes:
-        form: Form of the URLs, where PATH is a pattern.
-        variable: Environment variable that names the server, if there is one.
-        fixed_version: Advice on how a new run prevents files from changing while it reads them.
-        hint: Advice that is added to the message when nothing matches.
+        syntax: The syntax of the URLs, for messages; PATH stands for a path or a glob.
+        server_variables: The environment variables that name the server; "" if there are none.
+        version_advice: The end of the advice to start a new run: how to read unchanging files.
+        no_match_hint: A hint that is added to the message if nothing matches.
     """
 
-    form: ClassVar[str]
-    variable: ClassVar[str] = ""
-    fixed_version: ClassVar[str]
-    hint: ClassVar[str] = ""
+    syntax: ClassVar[str]
+    server_variables: ClassVar[str] = ""
+    version_advice: ClassVar[str]
+    no_match_hint: ClassVar[str] = ""
 
     @property
     @abstractmethod
@@ -163,8 +166,11 @@ class Store(ABC):
         """Scheme, host and port of the server, for messages."""
 
     @abstractmethod
-    def parse(self, url: str, revision: str | None) -> Pattern:
-        """Parses a URL; `revision` is used if the URL has none.
+    def parse_url(self, url: str, revision: str | None) -> Pattern:
+        """Parses a URL.
+
+        Args:
+            revision: The revision if the URL has none; None is the main branch.
 
         Raises:
             ValueError: If the URL is malformed.
@@ -180,9 +186,9 @@ class Store(ABC):
 
     @abstractmethod
     def open_range(self, ref: FileRef, start: int, stop: int) -> OpenedRange:
-        """Opens the content from byte `start` to `stop` (exclusive), read in chunks.
+        """Opens the content from byte `start` to `stop` (exclusive), to be read in chunks.
 
-        The chunks may continue beyond `stop`.
+        The last chunk may extend beyond `stop`.
 
         Raises:
             TransientError: If opening or reading may succeed on a retry.
@@ -190,25 +196,25 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def verifier(self, ref: FileRef) -> Verifier | None:
-        """Returns a new verifier of a file's content; None if no hash of the content is known."""
+    def make_verifier(self, ref: FileRef) -> Verifier | None:
+        """Creates a verifier of a file's content; None if the store lists no hash of it."""
 
     def is_offline(self) -> bool:
         """Returns whether only cached content can be read."""
         return False
 
     def format_advice(self) -> str:
-        """Returns advice for a user whose server cannot be reached."""
+        """Returns advice for a user if the server cannot be reached."""
         return (
-            f"see whether {self.server} can be reached from here ({self.variable}, a proxy), start "
-            "again later, or raise data_config.hub_retries"
+            f"see whether {self.server} can be reached from here ({self.server_variables}, a "
+            "proxy), start again later, or raise data_config.hub_retries"
         )
 
     def make_changed_error(self, ref: FileRef, actual: str, expected: str) -> DataError:
         """Returns the error for a file that differs from the listed one."""
         return DataError(
             f"{ref}: the file has changed since it was listed: found {actual}, expected "
-            f"{expected}; start a new run, {self.fixed_version}"
+            f"{expected}; start a new run, {self.version_advice}"
         )
 
 
@@ -216,36 +222,38 @@ class TransientError(Exception):
     """A failure that a retry may resolve.
 
     Args:
-        wait: Seconds that the server asks us to wait; None if it does not.
+        requested_wait_s: Seconds that the server asks to wait before a retry; None if it does not.
     """
 
-    def __init__(self, cause: str, wait: float | None = None) -> None:
-        super().__init__(cause if wait is None else f"{cause}, which asks to wait {wait:.0f} s")
-        self.wait = wait
+    def __init__(self, cause: str, requested_wait_s: float | None = None) -> None:
+        if requested_wait_s is not None:
+            cause = f"{cause}, which asks to wait {requested_wait_s:.0f} s"
+        super().__init__(cause)
+        self.requested_wait_s = requested_wait_s
 
 
 class SlowError(TransientError):
-    """A connection is too slow; the bytes that it delivers do not count as progress."""
+    """A connection is too slow; its bytes do not reset the count of consecutive failures."""
 
 
 class CancelledError(Exception):
-    """The response is no longer needed."""
+    """Reading was cancelled, because the content is no longer needed."""
 
 
 class Retries:
-    """Waits after each failure, longer every time, and raises after too many consecutive failures.
+    """Retries requests with exponential backoff, up to a number of consecutive failures.
 
     Args:
         retries: Number of consecutive failures that are retried.
         advice: Advice for the user when the retries are exhausted.
-        cancelled: Ends waiting and reading when set.
+        cancelled: If set, waiting and reading end with a `CancelledError`.
     """
 
     def __init__(self, retries: int, advice: str, cancelled: threading.Event | None = None) -> None:
         self._retries = retries
         self._advice = advice
         self._cancelled = cancelled or threading.Event()
-        self._failures = 0
+        self._num_failures = 0  # consecutive
 
     def call(self, subject: str, request: Callable[[], Result]) -> Result:
         """Calls a request until it succeeds, and returns its result.
@@ -260,9 +268,9 @@ class Retries:
             try:
                 result = request()
             except TransientError as error:
-                self.wait(subject, error)
+                self._wait_after(error, subject)
             else:
-                self._failures = 0
+                self._num_failures = 0
                 return result
 
     def read(
@@ -279,8 +287,8 @@ class Retries:
 
         Args:
             subject: The file, for messages.
-            open_from: Opens the file at a byte.
-            size: Bytes of the whole file.
+            open_from: Opens the file at the given byte.
+            size: Size of the whole file in bytes, for messages.
 
         Raises:
             DataError: If the retries are exhausted.
@@ -301,34 +309,35 @@ class Retries:
                 raise TransientError("the connection was closed before the end")
             except TransientError as error:
                 if position > opened_at and not isinstance(error, SlowError):
-                    self._failures = 0
-                self.wait(f"{subject}, byte {position} of {size}", error)
+                    self._num_failures = 0
+                self._wait_after(error, f"{subject}, byte {position} of {size}")
 
-    def wait(self, subject: str, error: TransientError) -> None:
+    def _wait_after(self, error: TransientError, subject: str) -> None:
         """Waits after a failure, with jitter, so that processes do not all retry at once.
 
         Raises:
             DataError: If the retries are exhausted.
             CancelledError: If the wait was cancelled.
         """
-        self._failures += 1
-        if self._failures > self._retries:
+        self._num_failures += 1
+        if self._num_failures > self._retries:
             raise DataError(
-                f"{subject}: given up after {self._failures} failures in a row, the last one: "
+                f"{subject}: given up after {self._num_failures} failures in a row, the last one: "
                 f"{error}; {self._advice}"
             )
 
-        longest = min(FIRST_DELAY * 2 ** (self._failures - 1), LONGEST_DELAY)
-        delay = random.uniform(longest / 2, longest)
-        if error.wait is not None:
-            delay = min(error.wait, LONGEST_WAIT) + random.uniform(0, FIRST_DELAY)
+        max_delay = min(FIRST_DELAY_S * 2 ** (self._num_failures - 1), MAX_DELAY_S)
+        delay = random.uniform(max_delay / 2, max_delay)
+        if error.requested_wait_s is not None:
+            requested_delay = min(error.requested_wait_s, MAX_REQUESTED_WAIT_S)
+            delay = requested_delay + random.uniform(0, FIRST_DELAY_S)
         log.warning("%s: %s; retrying in %.1f s", subject, error, delay)
 
         while delay > 0:
-            report_progress()  # a wait that the server asks for is not a hang
-            if self._cancelled.wait(min(delay, REPORTED_S)):
+            report_progress()  # so that the watchdog does not take the wait for a hang
+            if self._cancelled.wait(min(delay, REPORT_INTERVAL_S)):
                 raise CancelledError
-            delay -= REPORTED_S
+            delay -= REPORT_INTERVAL_S
 
 
 def format_server(url: str) -> str:
@@ -339,10 +348,14 @@ def format_server(url: str) -> str:
 
 @contextlib.contextmanager
 def convert_transport_errors(subject: str, server: str) -> Iterator[None]:
-    """Turns the errors of an HTTP request into errors of this module.
+    """Converts errors of httpx2 into errors of this module.
+
+    Args:
+        subject: The requested file or listing, for messages.
+        server: The server, for messages.
 
     Raises:
-        TransientError: If the request, or reading the response, may succeed on a retry.
+        TransientError: If a retry of the request, or of reading the response, may succeed.
         DataError: If a retry cannot help.
     """
     try:
@@ -359,31 +372,35 @@ def refuse_slow_response(chunks: Iterator[bytes], timeout: float) -> Iterator[by
     """Yields the chunks of a response as long as they arrive fast enough.
 
     Args:
-        timeout: Timeout of the request, in seconds.
+        timeout: Timeout of the request in seconds.
 
     Raises:
-        SlowError: If they arrive slower than `SLOWEST`, for example one byte before each timeout.
+        SlowError: If they arrive more slowly than `MIN_BYTES_PER_SECOND`, such as one byte just
+            before each timeout.
     """
-    period = SLOW_TIMEOUTS * timeout
+    period_s = SLOW_TIMEOUTS * timeout
     period_start = time.monotonic()
-    received = 0  # bytes in this period
+    num_received = 0  # bytes in this period
     for chunk in report_each(chunks):
         yield chunk
-        received += len(chunk)
+        num_received += len(chunk)
 
-        seconds = time.monotonic() - period_start
-        if seconds > period:
-            if received < SLOWEST * seconds:
-                raise SlowError(f"only {received} bytes came in {seconds:.1f} s")
+        elapsed_s = time.monotonic() - period_start
+        if elapsed_s > period_s:
+            if num_received < MIN_BYTES_PER_SECOND * elapsed_s:
+                raise SlowError(f"only {num_received} bytes came in {elapsed_s:.1f} s")
             period_start = time.monotonic()
-            received = 0
+            num_received = 0
 
 
 def check_transient(response: httpx2.Response, reason: str = "") -> None:
-    """Raises a `TransientError` for a status that a retry may change.
+    """Checks that the status of a response is not one that a retry may change.
 
     Args:
         reason: The server's explanation of the status, if there is one.
+
+    Raises:
+        TransientError: If it is.
     """
     status = response.status_code
     if status in TRANSIENT_STATUS or status >= 500:
@@ -392,7 +409,11 @@ def check_transient(response: httpx2.Response, reason: str = "") -> None:
 
 
 def check_encoding(response: httpx2.Response) -> None:
-    """Raises a `TransientError` if a response is compressed without being requested so."""
+    """Checks that a response is not compressed, because no compression was requested.
+
+    Raises:
+        TransientError: If it is.
+    """
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise TransientError(f"Content-Encoding {encoding}, which was not requested")
@@ -405,8 +426,8 @@ def check_range(store: Store, response: httpx2.Response, ref: FileRef, start: in
         store: The store that sent the response.
 
     Raises:
-        TransientError: If the response contains something else.
-        DataError: If it is of a different file, or the server does not support byte ranges.
+        TransientError: If the response is malformed or contains other bytes.
+        DataError: If the file has changed, or the server does not support byte ranges.
     """
     length = response.headers.get("Content-Length")
     if response.status_code != 206:
@@ -416,7 +437,7 @@ def check_range(store: Store, response: httpx2.Response, ref: FileRef, start: in
             raise TransientError(f"{content} ({content_type}) instead of a part of the file")
         if start > 0:
             raise DataError(f"{ref}: the server does not give ranges of bytes, which are needed")
-        return  # the whole file: the caller uses its beginning
+        return  # the whole file, of which the caller uses the beginning
 
     content_range = response.headers.get("Content-Range", "")
     match = CONTENT_RANGE.fullmatch(content_range)
@@ -432,7 +453,7 @@ def check_range(store: Store, response: httpx2.Response, ref: FileRef, start: in
 
 
 def read_requested_wait(headers: httpx2.Headers) -> float | None:
-    """Returns the seconds that a server asks us to wait; None if it does not."""
+    """Returns the number of seconds that a server asks to wait; None if it does not."""
     retry_after = headers.get("Retry-After", "").strip()
     if retry_after.isdigit():
         return float(retry_after)

@@ -13,7 +13,7 @@ _SAMPLE_BYTES = 1 << 14
 
 
 def hash_samples(file: BinaryIO, size: int) -> str:
-    """Returns the xxh3 hash (hexadecimal) of a file's beginning, its end and samples in between.
+    """Hashes the beginning and the end of a file and samples in between (xxh3, hexadecimal).
 
     Args:
         size: Size of the file in bytes.

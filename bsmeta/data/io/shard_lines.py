@@ -1,4 +1,4 @@
-"""Opens a shard with the reader of its format, and reads some of its lines."""
+"""Opens a shard with the reader for its format; reads its first lines or looks for one line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ def open_shard(
     """Opens a shard with the reader for its format.
 
     Args:
-        indexes: Cache of the access points of compressed shards.
+        indexes: Cache of the access points of shards; None reads without access points.
         columns: The columns to read (see `metadata.decoding.Decoder`) from a Parquet shard; None
             reads all. Other formats are always read with all columns.
-        lazy_columns: Columns that may be converted only when they are needed; see `PartialLine`.
+        lazy_columns: Columns of a Parquet shard that are converted only when they are needed; see
+            `PartialLine`.
+
+    Raises:
+        OSError: If a local file cannot be opened.
+        DataError: If a remote file cannot be read.
     """
     if is_parquet(path):
         from bsmeta.data.io.parquet import ParquetReader
@@ -33,7 +38,7 @@ def open_shard(
 
 
 def read_first_lines(path: str | FileRef, count: int) -> list[bytes]:
-    """Reads the first lines of a shard, with all columns."""
+    """Reads up to `count` lines at the beginning of a shard, with all columns."""
     with contextlib.closing(open_shard(path)) as reader:
         return [bytes(line) for line in reader.read(0, count)]
 

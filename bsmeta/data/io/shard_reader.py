@@ -1,4 +1,4 @@
-"""The interface of shard readers, which return lines of JSON for every format.
+"""The interface of shard readers, which return the documents of any format as lines of JSON.
 
 `lines` reads files of lines, `parquet` reads Parquet files; `shard_lines` chooses between them.
 """
@@ -16,9 +16,10 @@ class ShardReader(ABC):
     """Reads the documents of one shard as lines of JSON, regardless of its format.
 
     Attributes:
+        path: The shard.
         line: Number of the next line, from 0.
-        ended: Whether the last call reached the end of the shard or of its readable part.
-        damage: Why no more lines of a truncated or damaged file can be read; otherwise empty.
+        ended: Whether the last call reached the end of the shard, or damage.
+        damage: Why no more lines of a truncated or damaged file can be read; "" otherwise.
     """
 
     def __init__(self, path: str | FileRef) -> None:

@@ -1,18 +1,18 @@
 """Lists the training shards, without the held-out file, and identifies them by their content.
 
-This is the first stage of the stream. `list_shards` turns `data_config.train_file` into a sorted
+This is the first step of the stream. `list_shards` turns `data_config.train_file` into a sorted
 list of `Shard`s, which `plan` deals to the logical streams.
 
-A local shard is identified by samples of its content, so copies of it count as the same file. One
+A local shard is identified by samples of its content, so that a copy counts as the same file. One
 rank samples all shards of a run. The hashes are stored in the fingerprint of the run and in the
-cache folder, so that a restart samples only the shards that have changed. Every reader of a shard
-compares it with its hash, because another machine may have a different file of the same name.
+cache folder, so that a restart samples only the shards that have changed. Before a process reads a
+shard, it compares the shard with its hash, because another machine may have a different file of the
+same name.
 """
 
 from __future__ import annotations
 
 import glob
-import itertools
 import os
 import socket
 import stat
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import xxhash
 
-from bsmeta.config.data import REMOTE, DataConfig, check_data, resolve_in_dataset
+from bsmeta.config.data import REMOTE_SCHEMES, DataConfig, check_data, resolve_in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import refuse_undecodable
 from bsmeta.core.progress import report_each
@@ -40,8 +40,8 @@ PARQUET = ".parquet"
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUET)
 """Suffixes of the shards in a folder. A `.json` file may be anything; it is read only by name."""
 
-NUM_THREADS = 8  # for reading shards; one on a network file system takes a few milliseconds
-CHUNK_SIZE = 16  # shards per task of a thread; submitting a task costs more than reading a shard
+NUM_THREADS = 8  # for sampling shards; each takes a few milliseconds on a network file system
+ITEMS_PER_TASK = 16  # of a thread, because submitting a task may cost more than a sample
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -52,19 +52,19 @@ class Shard:
     """A file of documents: a JSON object per line, or a row of a Parquet table per document.
 
     Attributes:
-        name: Identifies the shard in document names and seeds: the file name (with the folders in
-            which the shards differ, if several share a file name). It does not depend on the
-            location of the data.
+        name: Identifies the shard in document names and seeds, wherever the data is: the file name;
+            if several shards have the same file name, with the folders below their common folder.
+        path: The local or remote file.
         size: Size of the file in bytes.
-        changed: Time of the last change of a local file, in ns since 1970; 0 if it is remote.
-        samples: Hash of samples of the content (see `add_sample_hashes`); empty if not computed.
+        change_time: Time of the last change of a local file, in ns since 1970; 0 if it is remote.
+        samples_hash: Hash of samples of the content (see `add_sample_hashes`); "" if not computed.
     """
 
     name: str
     path: str | FileRef
     size: int
-    changed: int = 0
-    samples: str = ""
+    change_time: int = 0
+    samples_hash: str = ""
 
 
 def is_parquet(path: str | FileRef) -> bool:
@@ -78,7 +78,8 @@ def describe_position(path: str | FileRef, number: int) -> str:
     Args:
         number: The document's number, from 0.
     """
-    return f"{'row' if is_parquet(path) else 'line'} {number + 1}"
+    unit = "row" if is_parquet(path) else "line"
+    return f"{unit} {number + 1}"
 
 
 def list_shards(config: DataConfig) -> list[Shard]:
@@ -86,8 +87,8 @@ def list_shards(config: DataConfig) -> list[Shard]:
 
     Raises:
         ConfigurationError: If `train_file` is not set, or two shards would have the same name.
-        DataError: If a path is missing or not a file, a pattern matches nothing, no shard remains,
-            or a name is not in UTF-8.
+        DataError: If a path is missing or not a file, a glob matches nothing, no shard remains, or
+            a name is not in UTF-8.
     """
     paths: list[str | FileRef] = []
     for entry in list_entries(config):
@@ -101,7 +102,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
         if not is_excluded(file.path, config) and not file.is_same_file(held_out)
     ]
     if not files:
-        find_validation_path(config)  # raises if it is a pattern that matches all of them
+        find_validation_path(config)  # raises an error if it is a glob that matches all of them
         raise DataError(
             f"data_config.train_file={config.train_file} leaves no training shard: "
             f"all of its {len(files_by_identity)} files are the validation file "
@@ -124,8 +125,9 @@ class _ListedFile(NamedTuple):
     """A listed path, and the file to which it resolves.
 
     Attributes:
+        path: The path as listed, possibly a symbolic link.
         identity: The resolved path, the same for all links to the file.
-        status: The file's status; None if it is remote or the link is broken.
+        status: The file's status; None if it is remote or does not exist.
     """
 
     path: str | FileRef
@@ -133,7 +135,7 @@ class _ListedFile(NamedTuple):
     status: os.stat_result | None
 
     def is_same_file(self, status: os.stat_result | None) -> bool:
-        """Returns whether this is the local file with the given status; False if that is None."""
+        """Returns whether this is the local file with the given status; False for None."""
         if status is None or self.status is None:
             return False
         return os.path.samestat(self.status, status)
@@ -149,12 +151,12 @@ class _ListedFile(NamedTuple):
 
         assert self.status is not None
         # Copying tools restore a file's mtime, but cannot set its ctime.
-        changed = max(self.status.st_mtime_ns, self.status.st_ctime_ns)
-        return Shard(name, self.path, self.status.st_size, changed)
+        change_time = max(self.status.st_mtime_ns, self.status.st_ctime_ns)
+        return Shard(name, self.path, self.status.st_size, change_time)
 
 
 def _stat_paths(paths: Sequence[str | FileRef]) -> list[_ListedFile]:
-    """Resolves paths to files; a local path that is not a link costs a single system call."""
+    """Resolves paths to files, with a single system call for a local path that is not a link."""
     folders = {os.path.dirname(path) for path in paths if not isinstance(path, FileRef)}
     real_folders = {folder: os.path.realpath(folder) for folder in folders}
 
@@ -176,14 +178,22 @@ def _stat_paths(paths: Sequence[str | FileRef]) -> list[_ListedFile]:
 
 def _map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Applies an I/O-bound function to items in threads; returns the results in order."""
-    chunks = [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
+    starts = range(0, len(items), ITEMS_PER_TASK)
+    chunks = [items[start : start + ITEMS_PER_TASK] for start in starts]
+    results: list[Result] = []
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
-        return [*itertools.chain.from_iterable(report_each(results))]
+        chunk_results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
+        for chunk_result in report_each(chunk_results):
+            results += chunk_result
+    return results
 
 
 def list_entries(config: DataConfig) -> list[str]:
-    """Returns the paths, globs and URLs in `train_file`, or the one that `dataset_name` implies."""
+    """Returns the paths, globs and URLs in `train_file`; if it is not set, all of `dataset_name`.
+
+    Raises:
+        ConfigurationError: If neither is set.
+    """
     entries = config.train_file
     if not entries:
         if config.dataset_name:
@@ -206,16 +216,16 @@ def list_entry_files(entry: str, config: DataConfig) -> list[str | FileRef]:
         ConfigurationError: If the entry is a malformed URL.
         DataError: If there is no such file, or a server refuses or cannot be reached.
     """
-    if entry.startswith(REMOTE) or (config.reader == "tf" and "://" in entry):
-        return [*_list_remote(entry, config, "data_config.train_file")]
+    if entry.startswith(REMOTE_SCHEMES) or (config.reader == "tf" and "://" in entry):
+        return list(_list_remote(entry, config, "data_config.train_file"))
     return [os.path.abspath(path) for path in _expand_local(entry)]
 
 
 def _expand_local(entry: str) -> list[str]:
     """Lists the local paths that an entry names.
 
-    Paths with a shard's suffix are listed even if they are not files, so that `check_are_files`
-    refuses them.
+    Paths with the suffix of a shard are listed even if they are not files, so that
+    `check_are_files` refuses them.
 
     Raises:
         DataError: If there are none.
@@ -239,7 +249,7 @@ def _expand_local(entry: str) -> list[str]:
 
 
 def check_are_files(paths: Sequence[str | FileRef]) -> None:
-    """Checks that all paths are files, because skipping others could silently lose data.
+    """Checks that all local paths are files, because skipping others could silently lose data.
 
     Raises:
         DataError: If one is a folder, a broken link, a pipe, ….
@@ -258,7 +268,7 @@ def check_are_files(paths: Sequence[str | FileRef]) -> None:
 
 
 def describe_non_file(path: str) -> str:
-    """Returns a description of a path that is not a file, such as `a folder`."""
+    """Describes a path that is not a file, such as `a folder`."""
     if os.path.isdir(path):
         return "a folder"
     if os.path.islink(path) and not os.path.exists(path):
@@ -269,20 +279,21 @@ def describe_non_file(path: str) -> str:
 def read_remote_settings(config: DataConfig) -> RemoteSettings:
     """Returns the configured settings for reading remote files."""
     check_data(config)
-    folder = Cache(config.cache_dir).folder / "hub"  # despite its name, for files of all servers
+    # Despite its name, the folder is for files of all servers.
+    cache_folder = Cache(config.cache_dir).folder / "hub"
     return RemoteSettings(
-        str(folder.absolute()),
-        int(config.hub_cache_gb * 1e9),
-        config.hub_retries,
-        by_tensorflow=config.reader == "tf",
+        str(cache_folder.absolute()),
+        cache_bytes=int(config.hub_cache_gb * 1e9),
+        retries=config.hub_retries,
+        uses_tensorflow=config.reader == "tf",
     )
 
 
 def find_validation_path(config: DataConfig) -> str | FileRef | None:
-    """Returns the path of the validation file; None if there is none.
+    """Returns the path of the validation file; None if none is configured.
 
-    A local file may be missing: training refuses that (`held_out.read_held_out`), unless its data
-    is prepared, and so has already been filtered.
+    A local file may be missing: training refuses this (`held_out.read_held_out`), unless its data
+    is prepared, and was thus already filtered.
 
     Raises:
         ConfigurationError: If the path is a malformed URL.
@@ -291,11 +302,11 @@ def find_validation_path(config: DataConfig) -> str | FileRef | None:
     if not config.validation_file:
         return None
     entry = resolve_in_dataset(config.validation_file, config)
-    if not entry.startswith(REMOTE):
+    if not entry.startswith(REMOTE_SCHEMES):
         return entry
 
-    native = replace(config, reader="native")
-    files = _list_remote(entry, native, "data_config.validation_file")
+    native_config = replace(config, reader="native")
+    files = _list_remote(entry, native_config, "data_config.validation_file")
     if len(files) > 1:
         raise DataError(
             f"data_config.validation_file={config.validation_file}: expected one file, found "
@@ -305,7 +316,11 @@ def find_validation_path(config: DataConfig) -> str | FileRef | None:
 
 
 def _list_remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
-    """Lists the remote files that a URL names; see `stores.list_remote_files`."""
+    """Lists the remote files that a URL names; see `stores.list_remote_files`.
+
+    Args:
+        key: The configuration key that contains the URL.
+    """
     from bsmeta.data.io.stores import list_remote_files
 
     return list_remote_files(
@@ -318,16 +333,19 @@ def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
     name = os.path.basename(str(path))
     held_out = resolve_in_dataset(config.validation_file or "", config)
     held_out_name = os.path.basename(held_out)
-    if name == held_out_name or (held_out.startswith(REMOTE) and fnmatch(name, held_out_name)):
+    if name == held_out_name:
+        return True
+    if held_out.startswith(REMOTE_SCHEMES) and fnmatch(name, held_out_name):
         return True
     return any(fnmatch(name, pattern) or fnmatch(str(path), pattern) for pattern in config.exclude)
 
 
 def _stat_held_out(config: DataConfig) -> os.stat_result | None:
     """Returns the status of a local validation file; None if there is none."""
-    held_out = config.validation_file and resolve_in_dataset(config.validation_file, config)
+    if not config.validation_file:
+        return None
     try:
-        return os.stat(held_out) if held_out else None
+        return os.stat(resolve_in_dataset(config.validation_file, config))
     except OSError:
         return None
 
@@ -341,68 +359,77 @@ def select_shards(shards: Sequence[Shard], count: int = 3) -> list[Shard]:
 
 
 def make_shard_names(paths: Sequence[str | FileRef]) -> list[str]:
-    """Returns the name of each shard: its file name, or if any repeats, its path.
+    """Returns the names of shards: their file names or, if any repeats, their paths.
 
-    Paths are relative to the common folder.
+    The paths are relative to the common folder of all shards.
     """
     names = [os.path.basename(str(path)) for path in paths]
     if len(set(names)) == len(names):
         return names
 
-    full_paths = [path.place if isinstance(path, FileRef) else path for path in paths]
+    full_paths = [path.store_path if isinstance(path, FileRef) else path for path in paths]
     common_folder = os.path.commonpath([os.path.dirname(path) for path in full_paths])
     return [Path(path).relative_to(common_folder).as_posix() for path in full_paths]
 
 
 def add_sample_hashes(shards: Sequence[Shard], cache: Cache | None = None) -> list[Shard]:
-    """Returns the shards with the hashes of their samples; remote ones are unchanged.
+    """Returns the shards with the hashes of their samples; remote shards are unchanged.
 
     The hash is the same for every copy of a file, and almost surely differs for other content of
     the same size (a gzip file ends with a checksum of its content).
 
     Args:
-        cache: Cache of the hashes. A shard is not read again if its size and time are unchanged.
+        cache: Cache of the hashes. A shard whose size and change time are unchanged is not sampled
+            again.
 
     Raises:
         DataError: If a shard cannot be read.
     """
-    local = [shard for shard in shards if not isinstance(shard.path, FileRef)]
-    states = np.array([(shard.size, shard.changed) for shard in local], np.int64).reshape(-1, 2)
-    hashes = np.zeros(len(local), "S16")  # 16 hexadecimal digits; empty if not known yet
+    local_shards = [shard for shard in shards if not isinstance(shard.path, FileRef)]
+    if cache is None:
+        hashes = _map_in_threads(_hash_shard, local_shards)
+    else:
+        hashes = _hash_shards_with_cache(local_shards, cache)
 
-    cache_file = None
-    if cache is not None:
-        paths = "\n".join(str(shard.path) for shard in local)
-        name = xxhash.xxh3_128_hexdigest(os.fsencode(paths))
-        cache_file = cache.folder / "samples" / f"{name}.npz"
-    if cache_file is not None and (cached := read_arrays(cache_file)):
+    hashes_by_name = {
+        shard.name: samples_hash for shard, samples_hash in zip(local_shards, hashes, strict=True)
+    }
+    return [replace(shard, samples_hash=hashes_by_name.get(shard.name, "")) for shard in shards]
+
+
+def _hash_shards_with_cache(shards: Sequence[Shard], cache: Cache) -> list[str]:
+    """Returns the hashes of the samples of local shards; computes and caches missing hashes."""
+    paths = "\n".join(str(shard.path) for shard in shards)
+    name = xxhash.xxh3_128_hexdigest(os.fsencode(paths))
+    cache_file = cache.folder / "samples" / f"{name}.npz"
+    states = np.array([(shard.size, shard.change_time) for shard in shards], np.int64)
+    states = states.reshape(-1, 2)
+    hashes = np.zeros(len(shards), "S16")  # 16 hexadecimal digits; empty if not known yet
+
+    cached = read_arrays(cache_file)
+    if cached:
         is_unchanged = (states == cached["stated"]).all(axis=1)
         has_time = states[:, 1] > 0
         is_cached = is_unchanged & has_time
         hashes[is_cached] = cached["hashes"][is_cached]
 
     missing = np.flatnonzero(hashes == b"").tolist()
-    new_hashes = _map_in_threads(lambda index: _hash_shard(local[index]), missing)
+    new_hashes = _map_in_threads(lambda index: _hash_shard(shards[index]), missing)
     hashes[missing] = [new_hash.encode() for new_hash in new_hashes]
-    if cache_file is not None and missing:
+    if missing:
         with keep_if_possible("the hashes of the shards are"):
             write_arrays(cache_file, {"stated": states, "hashes": hashes})
-
-    by_name = {
-        shard.name: samples_hash.decode()
-        for shard, samples_hash in zip(local, hashes.tolist(), strict=True)
-    }
-    return [replace(shard, samples=by_name.get(shard.name, "")) for shard in shards]
+    return [samples_hash.decode() for samples_hash in hashes.tolist()]
 
 
 def fingerprint_shards(shards: Sequence[Shard]) -> dict[str, Any]:
     """Returns the fingerprint of shards, which must be the same when a run resumes.
 
-    Remote shards are identified by their listing (`FileRef.fingerprint`), others by their size and
-    the hash of their samples.
+    Remote shards are identified by their listing (`FileRef.fingerprint`), local ones by their size
+    and the hash of their samples.
 
     Args:
-        shards: The local ones must come from `add_sample_hashes`.
+        shards: Shards from `add_sample_hashes`.
 
     Returns:
         A dict of JSON types.
@@ -412,17 +439,17 @@ def fingerprint_shards(shards: Sequence[Shard]) -> dict[str, Any]:
         if isinstance(shard.path, FileRef):
             fingerprint |= shard.path.fingerprint(shard.name)
         else:
-            fingerprint[shard.name] = {"bytes": shard.size, "sampled_xxh3": shard.samples}
+            fingerprint[shard.name] = {"bytes": shard.size, "sampled_xxh3": shard.samples_hash}
     return fingerprint
 
 
 def check_is_listed(shard: Shard) -> None:
-    """Checks that a shard is still the file that was listed.
+    """Checks that a shard is still the file that was listed; accepts shards without a hash.
 
     Raises:
         DataError: If it is a different file, or cannot be read.
     """
-    if shard.samples and _hash_shard(shard) != shard.samples:
+    if shard.samples_hash and _hash_shard(shard) != shard.samples_hash:
         raise _make_different_file_error(shard)
 
 
@@ -445,7 +472,7 @@ def _hash_shard(shard: Shard) -> str:
 
 
 def _make_different_file_error(shard: Shard) -> DataError:
-    """Returns the error of a shard that is not the listed file."""
+    """Returns the error for a shard that is not the listed file."""
     return DataError(
         f"data_config.train_file: {shard.path} on {socket.gethostname()} is not the file that was "
         f"listed at the start (of {shard.size:,} bytes); expected the same files on all machines, "

@@ -1,6 +1,6 @@
-"""Chooses the store of a scheme, lists the files that a URL names, and reads byte ranges of them.
+"""Chooses the store for a scheme, lists the files that a URL names, and reads byte ranges of them.
 
-A store and its libraries are imported when the first of its files is named.
+A store and its libraries are imported when the first URL of its scheme is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bsmeta.data.io.remote import Retries, Store
 
 @cache
 def find_store(scheme: str) -> Store:
-    """Returns the store of a scheme; `tf` stands for all schemes that TensorFlow reads.
+    """Returns the store for a scheme; `tf` is the store of all files that TensorFlow reads.
 
     Raises:
         ConfigurationError: If the store's library is missing, or its configuration is wrong.
@@ -49,9 +49,9 @@ def find_store(scheme: str) -> Store:
         raise ConfigurationError(f"{scheme}://… cannot be read: {remedy}") from error
 
 
-def store_of_file(ref: FileRef) -> Store:
-    """Returns the store that reads a file; raises the errors of `find_store`."""
-    return find_store("tf" if ref.settings.by_tensorflow else ref.scheme)
+def find_file_store(ref: FileRef) -> Store:
+    """Returns the store that reads a file; raises the same errors as `find_store`."""
+    return find_store("tf" if ref.settings.uses_tensorflow else ref.scheme)
 
 
 def list_remote_files(
@@ -64,38 +64,40 @@ def list_remote_files(
     """Lists the files that a URL names: a file, the files in a folder, or the matches of a glob.
 
     Args:
-        revision: Revision of a data set, if the URL has none; None is the main branch.
-        suffixes: Suffixes of the files to list if the URL names a folder.
-        key: The key that contains the URL, for messages.
+        revision: Revision of a data set if the URL has none; None is the main branch.
+        suffixes: If the URL names a folder, its files with these suffixes are listed.
+        key: The configuration key that contains the URL, for messages.
 
     Raises:
         ConfigurationError: If the URL is malformed.
         DataError: If the server refuses or cannot be reached, or nothing matches.
     """
-    store = find_store("tf" if settings.by_tensorflow else url.partition("://")[0])
+    store = find_store("tf" if settings.uses_tensorflow else url.partition("://")[0])
     try:
-        pattern = store.parse(url, revision)
-        glob_translate(pattern.pattern)
+        pattern = store.parse_url(url, revision)
+        glob_translate(pattern.glob)
     except ValueError as error:
         raise ConfigurationError(
-            f"{key}={format_url(url)}: expected {store.form}, where PATH is a file, a folder or a "
-            f"glob ({error})"
+            f"{key}={format_url(url)}: expected {store.syntax}, where PATH is a file, a folder "
+            f"or a glob ({error})"
         ) from error
 
-    # As in local paths, brackets in a pattern are literal if there is a file of exactly this name.
+    # As in local paths, wildcards are literal if there is a file with exactly this name.
     files = store.list_files(pattern, settings)
-    matches = [ref for ref in files if ref.path == pattern.pattern]
-    if not matches and glob.has_magic(pattern.pattern):
+    matches = [ref for ref in files if ref.path == pattern.glob]
+    if not matches and glob.has_magic(pattern.glob):
         matches = [ref for ref in files if pattern.matches(ref.path)]
-    elif not matches and not pattern.pattern.endswith(suffixes):
-        folder = f"{pattern.pattern}/*".lstrip("/")
-        files = store.list_files(replace(pattern, pattern=folder), settings)
+    elif not matches and not pattern.glob.endswith(suffixes):
+        folder = f"{pattern.glob}/*".lstrip("/")
+        files = store.list_files(replace(pattern, glob=folder), settings)
         matches = [ref for ref in files if ref.path.endswith(suffixes)]
 
     if not matches:
         others = [ref.path for ref in files if ref.path.endswith(suffixes)]
         example = f"; there is, for example, {others[0]}" if others else ""
-        raise DataError(f"{key}: {pattern.root}: nothing matches {pattern}{example}{store.hint}")
+        raise DataError(
+            f"{key}: {pattern.root}: nothing matches {pattern}{example}{store.no_match_hint}"
+        )
     return matches
 
 
@@ -103,9 +105,9 @@ def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) 
     """Yields bytes `start` to `stop` (exclusive) of a remote file; see `Retries.read`.
 
     Raises:
-        DataError: If the server refuses, now has a different file, or cannot be reached.
+        DataError: If the server refuses or cannot be reached, or the file has changed.
         CancelledError: If reading was cancelled.
     """
-    store = store_of_file(ref)
+    store = find_file_store(ref)
     attempts = Retries(ref.settings.retries, store.format_advice(), cancelled)
     return attempts.read(str(ref), partial(store.open_range, ref, stop=stop), start, stop, ref.size)

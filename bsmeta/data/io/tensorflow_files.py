@@ -1,7 +1,7 @@
 """Files on any file system that TensorFlow supports (`data_config.reader=tf`).
 
-TensorFlow is imported when the first URL is listed. Its runtime is never started, because its
-threads would not survive the fork of the loader processes.
+TensorFlow is imported when the first URL is listed. Its runtime is never started, because the
+runtime's threads would not survive the fork of the loader processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bsmeta.data.io.file_ref import FileRef, RemoteSettings
 from bsmeta.data.io.remote import Pattern, Store, TransientError
 from bsmeta.data.io.samples import hash_samples
 
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 
 @cache
@@ -45,19 +45,19 @@ def import_tensorflow() -> Any:
 class TensorFlowFiles(Store):
     """Reads files with `tf.io.gfile`.
 
-    A file is identified by samples of its content, like a local one: not every file system has
-    hashes or modification times.
+    Like local files, they are identified by samples of their content, because not every file system
+    has hashes or modification times.
     """
 
-    form = "SCHEME://PLACE/PATH"
-    fixed_version = "and do not overwrite files while a run reads them"
+    syntax = "SCHEME://PLACE/PATH"
+    version_advice = "and do not overwrite files while a run reads them"
     server = "TensorFlow's file system"
 
     def __init__(self) -> None:
         self._tf = import_tensorflow()
-        self._checked: set[FileRef] = set()  # files that were compared with their listing
+        self._checked: set[FileRef] = set()  # files already compared with their listing
 
-    def parse(self, url: str, revision: str | None) -> Pattern:
+    def parse_url(self, url: str, revision: str | None) -> Pattern:
         scheme, _, address = url.partition("://")
         container, _, path = address.partition("/")
         return Pattern(scheme, container, path.strip("/"))
@@ -65,7 +65,7 @@ class TensorFlowFiles(Store):
     def list_files(self, pattern: Pattern, settings: RemoteSettings) -> list[FileRef]:
         root = f"{pattern.root}/{pattern.folder}".rstrip("/")
         refs: list[FileRef] = []
-        with self._errors(root):
+        with self._convert_errors(root):
             for folder, _, names in report_each(self._tf.io.gfile.walk(root)):
                 folder_path = folder.removeprefix(pattern.root).strip("/")
                 paths = [f"{folder_path}/{name}".lstrip("/") for name in names]
@@ -79,6 +79,7 @@ class TensorFlowFiles(Store):
         return refs
 
     def _describe_file(self, pattern: Pattern, path: str, settings: RemoteSettings) -> FileRef:
+        """Returns a listed file with its size and the hash of its samples."""
         with self._tf.io.gfile.GFile(f"{pattern.root}/{path}", "rb") as file:
             size = file.size()
             samples_hash = hash_samples(file, size)
@@ -86,29 +87,37 @@ class TensorFlowFiles(Store):
 
     @contextlib.contextmanager
     def open_range(self, ref: FileRef, start: int, stop: int) -> Iterator[Iterator[bytes]]:
-        with self._errors(str(ref)), self._tf.io.gfile.GFile(str(ref), "rb") as file:
+        with self._convert_errors(str(ref)), self._tf.io.gfile.GFile(str(ref), "rb") as file:
             if ref not in self._checked:
                 self._check_content(ref, file)
                 self._checked.add(ref)
             file.seek(start)
-            yield report_each(iter(lambda: file.read(BLOCK), b""))
+            yield report_each(iter(lambda: file.read(BLOCK_BYTES), b""))
 
     def _check_content(self, ref: FileRef, file: Any) -> None:
-        """Raises a `DataError` if an open file is not the listed one."""
+        """Checks that an open file has the listed size and samples.
+
+        Raises:
+            DataError: If it has changed.
+        """
         actual = f"{file.size()} bytes, xxh3 {hash_samples(file, file.size())}"
         expected = f"{ref.size} bytes, xxh3 {ref.etag}"
         if actual != expected:
             raise self.make_changed_error(ref, f"{actual} in samples", expected)
 
-    def verifier(self, ref: FileRef) -> None:
+    def make_verifier(self, ref: FileRef) -> None:
         return None
 
     def format_advice(self) -> str:
         return "start again later, or raise data_config.hub_retries"
 
     @contextlib.contextmanager
-    def _errors(self, subject: str) -> Iterator[None]:
-        """Turns TensorFlow's errors into errors of `remote`."""
+    def _convert_errors(self, subject: str) -> Iterator[None]:
+        """Converts errors of TensorFlow into errors of `remote`.
+
+        Args:
+            subject: The file or folder, for messages.
+        """
         errors = self._tf.errors
         try:
             yield

@@ -1,4 +1,4 @@
-"""Verifies the content of a remote file by its hash."""
+"""Verifies the content of a remote file against its listed hash."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ class Verifier:
     """Compares the content of a file with its listed hash.
 
     Attributes:
-        computed: The hash of the bytes so far.
-        expected: The hash that the store lists, in hexadecimal.
-        is_doubtful: Called if the hashes differ; returns whether the listed one may not be a hash
-            of the content at all.
+        content_hash: The hash of the bytes so far.
+        listed_hash: The hash that the store lists, in hexadecimal.
+        is_doubtful: Called if the hashes differ; returns whether the store may list something other
+            than a hash of the content.
     """
 
-    computed: Hash
-    expected: str
+    content_hash: Hash
+    listed_hash: str
     is_doubtful: Callable[[], bool] = lambda: False
 
     def update(self, data: bytes) -> None:
         """Adds the next bytes of the file."""
-        self.computed.update(data)
+        self.content_hash.update(data)
 
-    def is_right(self) -> bool | None:
-        """Returns whether the content has the listed hash; None if the latter may not be a hash."""
-        if self.computed.hexdigest() == self.expected:
+    def matches_hash(self) -> bool | None:
+        """Returns whether the content has the listed hash.
+
+        None if the hashes differ, but the store may list something else than a content hash.
+        """
+        if self.content_hash.hexdigest() == self.listed_hash:
             return True
         return None if self.is_doubtful() else False

@@ -1,4 +1,4 @@
-"""Zstandard: the module of the standard library (Python 3.14), before that its backport."""
+"""Zstandard: the standard library's module from Python 3.14 on, its backport on older versions."""
 
 from __future__ import annotations
 

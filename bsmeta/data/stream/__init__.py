@@ -1,1 +1,1 @@
-"""The endless, deterministic training stream: windows, logical streams, batches, state."""
+"""The endless, deterministic training stream: windows, logical streams, micro-batches, state."""

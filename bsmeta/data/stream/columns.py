@@ -1,9 +1,9 @@
 """Checks that the first documents have the text and the metadata that a run should train on.
 
-A path of `data_config.columns` that no document has is an error. So is a type that is neither
-built in nor in any of the first documents, because a misspelled type would silently be left out. A
-built-in type that no document has is only worth a note, as `metadata_list` may name more types than
-a data set has.
+A path in `data_config.columns` that no document has is an error. So is a metadata type that is
+neither built in nor in any of the first documents, because a misspelled type would silently be left
+out. A built-in type that no document has only causes a note, because `metadata_list` may name more
+types than a data set has.
 
 The checks before a run use this, so it imports neither torch nor transformers.
 """
@@ -39,22 +39,22 @@ from bsmeta.data.io.shards import (
     list_shards,
     select_shards,
 )
-from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder
+from bsmeta.metadata.decoding import SOURCE_KEY, TEXT_KEY, make_decoder
 from bsmeta.metadata.metadata_type import CONFIG_KEY
 from bsmeta.metadata.processors import PROCESSORS, find_type, map_columns
 from bsmeta.metadata.records import UNREADABLE, BadDocument
 
 NUM_CHECKED_DOCUMENTS = 64
-"""Number of first documents that are checked: of each shard for columns, in all for types."""
+"""Number of first documents that are checked: per shard for columns, in total for types."""
 
 MAX_CHECKED_DOCUMENTS = 2048
-"""Maximum number of first documents that are searched for a type before it is refused."""
+"""Number of first documents that are searched in total before a type is refused."""
 
 MIN_SIMILARITY = 0.75
-"""Minimum difflib ratio of a misspelling: accepts titel and urls, but not language_score."""
+"""Minimum difflib ratio to a known name of a misspelling, such as titel or urls."""
 
 NUM_SAMPLED_SHARDS = (3, 16)
-"""Number of sampled shards: first few, then more if a column is missing, as shards may differ."""
+"""Maximum number of sampled shards: few at first, then more if a column is missing."""
 
 MAX_COLUMNS_SHOWN = 40
 """Maximum number of columns in a message."""
@@ -62,41 +62,41 @@ MAX_COLUMNS_SHOWN = 40
 TEXT_NAMES = ("content", "raw_content", "body", "article")
 """Names of the text column in public corpora (RefinedWeb, RedPajama, news collections)."""
 
-_RECORDS = ForeignDecoder(list[dict[str, msgspec.Raw]] | None)
-_NAME = ForeignDecoder(str)
+_RECORD_LIST_DECODER = ForeignDecoder(list[dict[str, msgspec.Raw]] | None)
+_NAME_DECODER = ForeignDecoder(str)
 
 
 def find_column_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields a problem for each source without documents and each path that no document has.
+    """Yields a problem for each source without documents, and for each path that no document has.
 
-    Only the first documents of local shards are read; the run itself checks remote ones.
+    Only the first documents of local shards are read; the run itself checks remote shards.
     """
-    for name, data in build_source_configs(config).items():
+    for name, source_config in build_source_configs(config).items():
         with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
-            yield from find_document_problems(config, name, list_local_shards(data))
+            yield from find_document_problems(config, name, list_local_shards(source_config))
     with contextlib.suppress(UserError, OSError, EOFError):
         yield from _find_held_out_problems(config)
 
 
 def find_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
-    """Returns the problems with the first documents of a source: it has none, or they lack a path.
+    """Returns a problem if a source has no documents; otherwise one for each path they lack.
 
     Args:
-        name: The source; "" without a mixture.
+        name: Name of the source; "" without a mixture.
 
     Raises:
         OSError: If a shard cannot be opened.
         DataError: If a shard is remote and cannot be read.
     """
-    return _find_no_document_problems(config, name, shards) or find_missing_path_problems(
-        config, name, shards
-    )
+    problems = _find_no_document_problems(config, name, shards)
+    return problems or find_missing_path_problems(config, name, shards)
 
 
 def _find_no_document_problems(
     config: DataConfig, name: str, shards: Sequence[Shard]
 ) -> list[Problem]:
     """Returns a problem, in a list, if no shard has a document."""
+    # Evenly spaced shards are searched first, because shards without documents may be neighbors.
     candidates = dict.fromkeys((*select_shards(shards, NUM_SAMPLED_SHARDS[-1]), *shards))
     if not candidates or any(has_document(shard.path) for shard in candidates):
         return []
@@ -107,7 +107,7 @@ def _find_no_document_problems(
         Problem(
             name_source_key(config, name, "train_file"),
             HYDRA,
-            f"{shards[0].path}, which {start.content}{others}",
+            f"{shards[0].path}, which {start.description}{others}",
             "a file of documents",
             start.remedy,
         )
@@ -117,7 +117,7 @@ def _find_no_document_problems(
 def _find_held_out_problems(config: DataConfig) -> Iterator[Problem]:
     """Yields a problem if the held-out file is local and has no document.
 
-    Prepared data does not need the file.
+    A run on prepared data does not need the file.
     """
     if not config.validation_file or config.prepared or "://" in config.validation_file:
         return
@@ -127,13 +127,18 @@ def _find_held_out_problems(config: DataConfig) -> Iterator[Problem]:
 
     start = explain_no_document(path)
     if start is not None:
-        content = f"{path}, which {start.content}"
+        content = f"{path}, which {start.description}"
         expected = "a file of documents"
         yield Problem("data_config.validation_file", HYDRA, content, expected, start.remedy)
 
 
 def name_source_key(config: DataConfig, name: str, key: str) -> str:
-    """Returns the full name of the key that applies to a source: its own one, or the run's."""
+    """Returns the full name of a key for a source: the source's own key if it is set, or the run's.
+
+    Args:
+        name: Name of the source; "" without a mixture.
+        key: Name of the key in `data_config`.
+    """
     for index, source in enumerate(config.sources):
         if source.name == name and getattr(source, key):
             return f"data_config.sources.{index}.{key}"
@@ -141,30 +146,35 @@ def name_source_key(config: DataConfig, name: str, key: str) -> str:
 
 
 def find_type_problems(config: DataConfig) -> list[Problem]:
-    """Returns a problem if types of `metadata_list` are unknown, in a list.
+    """Returns a problem, in a list, if types in `metadata_list` are unknown.
 
-    Empty if not all shards are on a local disk; the run itself then checks them.
+    Nothing is checked unless all shards are local; otherwise, the run itself checks the types.
     """
-    shards = {name: list_local_shards(data) for name, data in build_source_configs(config).items()}
-    return find_unknown_type_problems(config, shards) if all(shards.values()) else []
+    shards = {
+        name: list_local_shards(source_config)
+        for name, source_config in build_source_configs(config).items()
+    }
+    if not all(shards.values()):
+        return []
+    return find_unknown_type_problems(config, shards)
 
 
 def describe_missing_types(config: DataConfig) -> list[str]:
     """Returns a message for each source whose first documents lack configured types.
 
-    Sources whose shards are not on a local disk have no message. Shards that cannot be read are
-    skipped: the run itself reports them.
+    Sources without local shards are not checked. Shards that cannot be read are skipped: the run
+    itself reports them.
     """
     types = _collect_recorded_types(config.metadata_config)
     messages = [
-        _describe_missing_types(data, name, types)
-        for name, data in build_source_configs(config).items()
+        _describe_missing_types(source_config, name, types)
+        for name, source_config in build_source_configs(config).items()
     ]
     return [message for message in messages if message]
 
 
 def list_local_shards(config: DataConfig) -> list[Shard]:
-    """Returns the training shards; empty if any is remote or prepared data replaces them."""
+    """Returns the training shards; empty if any is remote, or the run reads prepared data."""
     with contextlib.suppress(UserError, OSError):
         # Only the run itself requests files from the Hub.
         if not config.prepared and not any("://" in entry for entry in list_entries(config)):
@@ -187,24 +197,26 @@ def _read_first_lines(shards: Sequence[Shard], max_shards: int, count: int) -> l
 def find_unknown_type_problems(
     config: DataConfig, sources: Mapping[str, Sequence[Shard]]
 ) -> list[Problem]:
-    """Returns a problem, in a list, if types of `metadata_list` are unknown.
+    """Returns a problem, in a list, if types in `metadata_list` are unknown.
 
     A type is unknown if it is neither built in, nor mapped to a column, nor in any of the first
-    documents of the sources whose columns are not mapped.
+    documents of the sources without mapped columns.
 
     Args:
         sources: The shards of each source, by its name.
     """
-    configs = build_source_configs(config)
+    source_configs = build_source_configs(config)
     mapped: set[str] = set()
-    for data in configs.values():
-        mapped |= {key for key in data.columns if key != TEXT}
+    for source_config in source_configs.values():
+        mapped |= {key for key in source_config.columns if key != TEXT_KEY}
 
     unknown = _find_unmapped_types(config, mapped)
-    unmapped_sources = [shards for name, shards in sources.items() if not configs[name].columns]
+    unmapped_sources = [
+        shards for name, shards in sources.items() if not source_configs[name].columns
+    ]
     lines: list[bytes] = []
     present: set[str] = set()
-    for count in (NUM_CHECKED_DOCUMENTS, MAX_CHECKED_DOCUMENTS):
+    for num_documents in (NUM_CHECKED_DOCUMENTS, MAX_CHECKED_DOCUMENTS):
         if not unknown:
             return []
 
@@ -212,27 +224,31 @@ def find_unknown_type_problems(
         for shards in unmapped_sources:
             max_shards = NUM_SAMPLED_SHARDS[-1]
             num_sampled = max(min(len(shards), max_shards), 1)
-            lines += _read_first_lines(shards, max_shards, divide_up(count, num_sampled))
-        present = {*_list_types_in(lines)}
+            lines += _read_first_lines(shards, max_shards, divide_up(num_documents, num_sampled))
+        present = set(_list_types_in(lines))
         unknown -= present
         if unmapped_sources and not lines:  # the run itself reports why
             return []
 
     if not unknown:
         return []
-    return [_make_unknown_types_problem(config, unknown, sorted({*present, *mapped}), lines)]
+    return [_make_unknown_types_problem(config, unknown, sorted(present | mapped), lines)]
 
 
 def _find_unmapped_types(config: DataConfig, mapped: set[str]) -> set[str]:
     """Returns the requested types that are neither built in nor mapped to a column.
 
     If all sources have mapped columns, only likely misspellings are returned, because one
-    `metadata_list` may serve several corpora, each with its own columns.
+    `metadata_list` may be used for several corpora, each with its own columns.
+
+    Args:
+        mapped: The types that any source maps to a column.
     """
     requested = _collect_recorded_types(config.metadata_config)
     unmapped = requested - {*PROCESSORS, *mapped, SOURCE_KEY}
-    sources_are_mapped = all(data.columns for data in build_source_configs(config).values())
-    if not (sources_are_mapped and requested & mapped):
+    source_configs = build_source_configs(config).values()
+    are_all_mapped = all(source_config.columns for source_config in source_configs)
+    if not are_all_mapped or requested.isdisjoint(mapped):
         return unmapped
 
     names = [*mapped, *PROCESSORS]
@@ -242,11 +258,11 @@ def _find_unmapped_types(config: DataConfig, mapped: set[str]) -> set[str]:
 def _make_unknown_types_problem(
     config: DataConfig, unknown: set[str], present: Sequence[str], lines: Sequence[bytes]
 ) -> Problem:
-    """Returns a problem that names unknown types and the available ones.
+    """Returns a problem that names unknown types and the available types.
 
     Args:
         present: The types that the documents have.
-        lines: The documents that were searched.
+        lines: The documents that were searched; empty if all sources map columns.
     """
     key = f"{CONFIG_KEY}.metadata_list"
     requested = config.metadata_config.metadata_list
@@ -274,19 +290,19 @@ def _make_unknown_types_problem(
 def find_missing_path_problems(
     config: DataConfig, name: str, shards: Sequence[Shard]
 ) -> list[Problem]:
-    """Returns a problem for each path of a source that none of its first documents has.
+    """Returns a problem for each configured path that no first document of a source has.
 
-    A few shards are read, and more of them only if a path is missing.
+    A few shards are read, and more shards only if a path is missing.
 
     Args:
-        name: The source; "" without a mixture.
+        name: Name of the source; "" without a mixture.
     """
     key = name_source_key(config, name, "columns")
-    columns = {TEXT: TEXT, **build_source_configs(config)[name].columns}
+    columns = {TEXT_KEY: TEXT_KEY, **build_source_configs(config)[name].columns}
     problems: list[Problem] = []
     for max_shards in NUM_SAMPLED_SHARDS:
-        rows = map(_decode_object, _read_first_lines(shards, max_shards, NUM_CHECKED_DOCUMENTS))
-        problems = [*_find_path_problems(key, columns, (row for row in rows if row is not None))]
+        lines = _read_first_lines(shards, max_shards, NUM_CHECKED_DOCUMENTS)
+        problems = list(_find_path_problems(key, columns, _decode_objects(lines)))
         if not problems:
             break
     return problems
@@ -295,7 +311,7 @@ def find_missing_path_problems(
 def _find_path_problems(
     key: str, columns: Mapping[str, str], rows: Iterable[dict[str, Any]]
 ) -> Iterator[Problem]:
-    """Yields a problem for each path that no row has; nothing if there are no rows.
+    """Yields a problem for each path that no row has; no problem if there are no rows.
 
     Args:
         key: The configuration key of the mapping.
@@ -309,7 +325,7 @@ def _find_path_problems(
         num_rows += 1
         _collect_paths(row, "", value_paths, object_paths)
         if value_paths.issuperset(columns.values()):
-            return  # usually after the first row; parsing all rows takes a while
+            return  # usually after the first row, which saves the parsing of all others
 
     if num_rows == 0:
         return
@@ -338,27 +354,26 @@ def _make_path_problem(
     available = sorted(value_paths)
     inside = [candidate for candidate in available if candidate.startswith(f"{path}.")]
     similar_paths = _find_similar_paths(path, available) or _find_similar_paths(name, available)
-    if name == TEXT and not similar_paths:
+    if name == TEXT_KEY and not similar_paths:
         similar_paths = [candidate for candidate in TEXT_NAMES if candidate in value_paths]
-    best_path = next(iter((*inside, *similar_paths)), find_similar(path, available))
+    candidates = [*inside, *similar_paths]
+    best_path = candidates[0] if candidates else find_similar(path, available)
 
     if path in object_paths:
         content = f"{format_value(path)}, which is an object"
         hint = f"; in it: {', '.join(inside)}"
     else:
         content = f"{format_value(path)}, which none of the first {num_documents} documents has"
-        hint = (
-            f" (did you mean {similar_paths[0]}?)"
-            if similar_paths
-            else suggest_nearest(path, available)
-        )
+        hint = suggest_nearest(path, available)
+        if similar_paths:
+            hint = f" (did you mean {similar_paths[0]}?)"
 
     ellipsis = ", …" if len(available) > MAX_COLUMNS_SHOWN else ""
     columns = ", ".join(available[:MAX_COLUMNS_SHOWN]) or "none"
     expected = f"one of their columns: {columns}{ellipsis}{hint}"
 
     fix = f"{key}.{name}={best_path or 'COLUMN'}"
-    if best_path is None and name != TEXT:
+    if best_path is None and name != TEXT_KEY:
         fix += f", or leave {name} out of metadata_list, if the documents have none"
     return Problem(f"{key}.{name}", HYDRA, content, expected, fix)
 
@@ -371,18 +386,24 @@ def _find_similar_paths(path: str, candidates: Sequence[str]) -> list[str]:
     return sorted(matches, key=lambda candidate: names[candidate] != last_name)
 
 
-def _decode_object(line: bytes) -> dict[str, Any] | None:
-    """Decodes a line; None if it is not a JSON object."""
-    try:
-        return decode_values(line)
-    except UNREADABLE:
-        return None
+def _decode_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yields the decoded lines; skips lines that are not JSON objects."""
+    for line in lines:
+        try:
+            row = decode_values(line)
+        except UNREADABLE:
+            continue
+        yield row
 
 
 def _collect_paths(
     row: dict[str, Any], prefix: str, value_paths: set[str], object_paths: set[str]
 ) -> None:
-    """Adds the dotted paths of a row's values and objects, after a prefix, to two sets."""
+    """Adds the dotted paths of a row's values and of its objects to two sets.
+
+    Args:
+        prefix: Is put before the paths: the path of the row and a dot, or "".
+    """
     for name, value in row.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict):
@@ -393,7 +414,7 @@ def _collect_paths(
 
 
 def _collect_recorded_types(config: MetadataConfig) -> set[str]:
-    """Returns the types that a phase may sample, except types that need no records."""
+    """Returns the types that any phase may sample, except types that need no records."""
     types: set[str] = set()
     for phase in configure_phases(config):
         if phase.metadata_probability > 0:
@@ -402,9 +423,13 @@ def _collect_recorded_types(config: MetadataConfig) -> set[str]:
 
 
 def _describe_missing_types(config: DataConfig, source: str, types: set[str]) -> str:
-    """Describes which of the given types no first document of a source has; "" if none is missing.
+    """Describes which of the types no first document of a source has; "" if none is missing.
 
-    Reads only the first shard.
+    Only the first shard is read.
+
+    Args:
+        config: The configuration of the source.
+        source: Name of the source; "" without a mixture.
     """
     metadata = config.metadata_config
     shards = list_local_shards(config)
@@ -424,7 +449,7 @@ def _describe_missing_types(config: DataConfig, source: str, types: set[str]) ->
 
     lacks_all = len(missing) == len(metadata.metadata_list)
     consequence = "; it would train on text alone" if lacks_all else ""
-    columns = [name for name in config.columns if name != TEXT] or _list_types_in(lines)
+    columns = [name for name in config.columns if name != TEXT_KEY] or _list_types_in(lines)
     hint = ""
     if not config.columns:
         plain = [name for name in missing if _is_plain(name, lines)]
@@ -439,9 +464,9 @@ def _describe_missing_types(config: DataConfig, source: str, types: set[str]) ->
 def _find_missing_types(
     config: DataConfig, source: str, types: Sequence[str], lines: Sequence[bytes]
 ) -> list[str]:
-    """Returns the types that the documents in some lines of a source do not have."""
+    """Returns the types that no document in some lines of a source has."""
     decoder = make_decoder(config.metadata_config, config.columns, source, config.content)
-    missing = [*types]
+    missing = list(types)
     for line in lines:
         with contextlib.suppress(BadDocument):
             document = decoder.decode(line)
@@ -451,19 +476,22 @@ def _find_missing_types(
 
 def _is_plain(name: str, lines: Sequence[bytes]) -> bool:
     """Whether any line has a column of this name whose value is a string or number."""
-    rows = [_decode_object(line) or {} for line in lines]
-    return any(isinstance(row.get(name), (str, int, float)) for row in rows)
+    return any(isinstance(row.get(name), (str, int, float)) for row in _decode_objects(lines))
 
 
 def _list_types_in(lines: Sequence[bytes]) -> list[str]:
-    """Returns the sorted metadata types in the columns and record lists of some lines."""
+    """Returns the metadata types in the columns and record lists of some lines, sorted."""
     keys = map_columns()
     types: set[str] = set()
     for line in lines:
         with contextlib.suppress(*UNREADABLE, KeyError):
             row = split_columns(line)
-            columns = [name.removeprefix("metadata_") for name in row if name[:9] == "metadata_"]
-            types |= {keys.get(column, column) for column in columns}
-            for record in _RECORDS.decode(row.get("metadata", msgspec.Raw(b"null"))) or ():
-                types.add(_NAME.decode(record["key"]))
+            for name in row:
+                if name.startswith("metadata_"):
+                    column = name.removeprefix("metadata_")
+                    types.add(keys.get(column, column))
+
+            records = row.get("metadata", msgspec.Raw(b"null"))
+            for record in _RECORD_LIST_DECODER.decode(records) or ():
+                types.add(_NAME_DECODER.decode(record["key"]))
     return sorted(types)

@@ -1,4 +1,4 @@
-"""The corpora of a run: the shards of each source, dealt to the logical streams, read in windows.
+"""The corpora of a run: the shards of its sources, which are read in windows.
 
 A run without a mixture has one corpus. `survey` opens the corpora to check the data before the run,
 `live` to train on them.
@@ -22,11 +22,13 @@ from bsmeta.metadata.decoding import make_decoder
 
 
 class Corpus:
-    """The documents of one source of a mixture, or of a run without one.
+    """The documents of one source of a mixture, or of a run without a mixture.
 
     Attributes:
         name: Name of the source; "" without a mixture.
-        shards: The shards, sorted; in a mixture, their names begin with the source's name.
+        config: The configuration of the source.
+        shards: The shards, sorted by name; in a mixture, their names begin with the source's name.
+        indexes: The access points of the shards.
     """
 
     def __init__(self, name: str, config: DataConfig, shards: Sequence[Shard]) -> None:
@@ -39,19 +41,22 @@ class Corpus:
         self._decoder = make_decoder(config.metadata_config, config.columns, content=config.content)
 
     def iterate_windows(
-        self, epoch: int, order: Sequence[Share], first_share: int, first_window: int
+        self, epoch: int, shares: Sequence[Share], first_share: int, first_window: int
     ) -> Iterator[PlacedWindow]:
-        """Yields the windows of an epoch from a given one on.
+        """Yields the windows of an epoch, beginning at a given window.
 
-        A window's lines are dropped when the next window is requested.
+        The iterator keeps no reference to the lines of a window after it was yielded.
 
         Args:
-            order: The shares in the order of the epoch.
+            shares: The shares in the order of the epoch.
             first_share: Index of the share to start with.
-            first_window: Index of the window in that share to start with.
+            first_window: Index of the window to start with in that share.
+
+        Raises:
+            DataError: If a shard cannot be read, or differs from its listing.
         """
-        for share_index in range(first_share, len(order)):
-            share = order[share_index]
+        for share_index in range(first_share, len(shares)):
+            share = shares[share_index]
             reader = self._open(share.shard)
             window_index = first_window if share_index == first_share else 0
             while not reader.ended:
@@ -66,6 +71,7 @@ class Corpus:
             reader.close()
 
     def _open(self, shard: Shard) -> ShardReader:
+        """Opens a shard, and requests its access points for later runs."""
         try:
             check_is_listed(shard)
             self.indexes.request(shard.path)
@@ -83,14 +89,15 @@ def open_corpora(
     Args:
         shards: The shards of each source, by its name; if None, they are listed.
     """
-    return [
-        Corpus(name, data, list_shards(data) if shards is None else shards[name])
-        for name, data in build_source_configs(config).items()
-    ]
+    corpora = []
+    for name, source_config in build_source_configs(config).items():
+        source_shards = list_shards(source_config) if shards is None else shards[name]
+        corpora.append(Corpus(name, source_config, source_shards))
+    return corpora
 
 
 def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:
-    """Deals the documents of each corpus to its streams.
+    """Deals the documents of each corpus to the logical streams of its source.
 
     Returns:
         For each corpus, the shares of each of its streams.

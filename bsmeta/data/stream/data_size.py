@@ -14,18 +14,18 @@ from bsmeta.config.data import DataConfig, build_source_configs
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import UserError
 from bsmeta.data.io.compression import DamagedFileError
-from bsmeta.data.io.files import open_file, shard_content
+from bsmeta.data.io.files import open_file, read_shard_content
 from bsmeta.data.io.shards import Shard, is_parquet, select_shards
 from bsmeta.data.stream.columns import list_local_shards
 from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.records import BadDocument
 
 NUM_SAMPLED_SHARDS = 3
-"""Number of sampled shards per source."""
+"""Maximum number of sampled shards per source."""
 
 BYTES_PER_TOKEN = 4.0
-"""Assumed bytes per token if no tokenizer is available: about the mean of English text for
-vocabularies of 30,000 to 130,000 entries."""
+"""Assumed number of bytes per token if no tokenizer is available: about the mean of English text
+for vocabularies of 30,000 to 130,000 entries."""
 
 _NUM_SAMPLE_BYTES = 2 << 20
 """Approximate number of bytes of a shard's content that are read."""
@@ -39,13 +39,13 @@ _NUM_SAMPLE_CHARS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class DataSize:
-    """The size of the training data.
+    """The estimated size of the training data.
 
     Attributes:
         num_documents: Number of documents.
-        text_bytes: Number of bytes of their text in UTF-8.
+        text_bytes: Size of their text in bytes of UTF-8.
         num_tokens: Number of tokens of their text, without metadata.
-        is_exact: Whether all shards were read completely instead of sampled.
+        is_exact: Whether all shards were read completely, so that only `num_tokens` is estimated.
         is_tokenized: Whether samples were tokenized; otherwise, `BYTES_PER_TOKEN` is assumed.
     """
 
@@ -61,10 +61,10 @@ class _Sample:
     """The beginning of a shard.
 
     Attributes:
-        num_documents: Number of documents.
-        text_bytes: Number of bytes of their text in UTF-8.
+        num_documents: Number of documents read.
+        text_bytes: Size of their text in bytes of UTF-8.
         share: The fraction of the shard that was read.
-        texts: Some of the texts.
+        texts: Some of their texts.
     """
 
     num_documents: int
@@ -74,7 +74,7 @@ class _Sample:
 
 
 def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) -> DataSize | None:
-    """Estimates the size of the training data; None unless each source has a readable local shard.
+    """Estimates the size of the training data; None if a source has no readable local shard.
 
     Args:
         tokenizer_folder: The folder of the run's tokenizer; None if it is not on this machine.
@@ -83,12 +83,12 @@ def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) 
     text_bytes = 0.0
     is_exact = True
     texts: list[str] = []
-    for data in build_source_configs(config).values():
-        shards = list_local_shards(data)
+    for source_config in build_source_configs(config).values():
+        shards = list_local_shards(source_config)
         samples: list[_Sample] = []
-        sampled_bytes = 0.0  # of the shards, not of their text
+        sampled_bytes = 0.0  # of the files, not of their text
         for shard in select_shards(shards, NUM_SAMPLED_SHARDS):
-            sample = _sample_shard(shard, data)
+            sample = _sample_shard(shard, source_config)
             if sample is not None:
                 samples.append(sample)
                 sampled_bytes += sample.share * shard.size
@@ -105,18 +105,14 @@ def estimate_data_size(config: DataConfig, tokenizer_folder: str | None = None) 
     if text_bytes == 0:
         return None
 
-    measured = _measure_bytes_per_token(tokenizer_folder, texts)
-    num_tokens = text_bytes / (measured or BYTES_PER_TOKEN)
-    return DataSize(
-        num_documents, text_bytes, num_tokens, is_exact, is_tokenized=measured is not None
-    )
+    bytes_per_token = _measure_bytes_per_token(tokenizer_folder, texts)
+    is_tokenized = bytes_per_token is not None
+    num_tokens = text_bytes / (bytes_per_token or BYTES_PER_TOKEN)
+    return DataSize(num_documents, text_bytes, num_tokens, is_exact, is_tokenized)
 
 
 def _sample_shard(shard: Shard, config: DataConfig) -> _Sample | None:
-    """Samples the first documents of a shard; None if it cannot be read.
-
-    The run itself reports unreadable shards.
-    """
+    """Reads the first documents of a shard; None if it cannot be read, which the run reports."""
     decoder = make_decoder(MetadataConfig(metadata_list=[]), config.columns, content=config.content)
     with contextlib.suppress(UserError, DamagedFileError, OSError, EOFError):
         if is_parquet(shard.path):
@@ -128,7 +124,11 @@ def _sample_shard(shard: Shard, config: DataConfig) -> _Sample | None:
 
 
 def _read_first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], float]:
-    """Returns the first rows of a Parquet file as lines, and their share of its rows."""
+    """Returns the first rows of a Parquet file as lines, and the fraction of the rows read.
+
+    Raises:
+        DamagedFileError: If the file is damaged.
+    """
     from bsmeta.data.io.parquet import ParquetReader
 
     with contextlib.closing(ParquetReader(shard.path, decoder.columns)) as reader:
@@ -139,11 +139,11 @@ def _read_first_rows(shard: Shard, decoder: Decoder) -> tuple[Sequence[bytes], f
 
 
 def _read_first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
-    """Returns the first whole lines of a shard, and their share of its bytes."""
+    """Returns the first whole lines of a shard, and the fraction of its bytes read."""
     content = bytearray()
-    position = 0  # in the file, before the last block
+    position = 0  # in the file, when the content so far was complete
     with open_file(shard.path) as file:
-        for block in shard_content(shard.path, file):
+        for block in read_shard_content(shard.path, file):
             new_position = file.tell()
             # Once the file is read further, the content holds everything before `position`.
             if new_position > position and position and len(content) >= _NUM_SAMPLE_BYTES:
@@ -157,10 +157,10 @@ def _read_first_content(shard: Shard) -> tuple[Sequence[bytes], float]:
 
 
 def _measure_lines(lines: Sequence[bytes], share: float, decoder: Decoder) -> _Sample:
-    """Counts the documents of some lines and the bytes of their text; keeps some of the texts.
+    """Counts the documents in lines and the bytes of their text; keeps some of the texts.
 
     Args:
-        share: The fraction of the shard that the lines are.
+        share: The fraction of the shard that was read.
     """
     num_documents = 0
     text_bytes = 0
@@ -178,7 +178,11 @@ def _measure_lines(lines: Sequence[bytes], share: float, decoder: Decoder) -> _S
 
 
 def _measure_bytes_per_token(folder: str | None, texts: Sequence[str]) -> float | None:
-    """Measures the mean number of bytes per token; None if no `tokenizer.json` can be used."""
+    """Measures the mean number of bytes per token; None if no `tokenizer.json` can be used.
+
+    Args:
+        folder: The folder of the tokenizer; None if it is not on this machine.
+    """
     file = Path(folder or "") / "tokenizer.json"
     if folder is None or not file.is_file():
         return None

@@ -1,6 +1,6 @@
-"""The fingerprint of a run's sequences: everything that determines them.
+"""The fingerprint of a run's data: everything that determines its sequences.
 
-It is saved with checkpoints and prepared data, which are refused if the data of a run differ.
+It is saved with checkpoints and prepared data. A run with a different fingerprint refuses them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def collect_fingerprint(
     and prepared data stay valid.
 
     Args:
-        shards: See `shards.fingerprint_shards`.
-        held_out: See `identify_held_out`.
+        shards: The fingerprint of the shards (`shards.fingerprint_shards`).
+        held_out: The identifier of the held-out data (`held_out.identify_held_out`).
     """
     fingerprint: dict[str, Any] = {
         "seed": seed,
@@ -46,7 +46,7 @@ def collect_fingerprint(
         "phase_starts": list(phases.starts),
     }
 
-    if config.row_budget == BY_TEXT:  # settings that determine the length of rows
+    if config.row_budget == BY_TEXT:
         fingerprint["row_budget"] = {
             "of": config.row_budget,
             "metadata": config.row_metadata_budget,
@@ -69,9 +69,9 @@ def collect_fingerprint(
 
 
 def complete_saved_fingerprint(saved: dict[str, Any]) -> dict[str, Any]:
-    """Adds metadata settings that a saved fingerprint predates, with their defaults.
+    """Adds the metadata settings that are newer than a saved fingerprint, with their defaults.
 
-    This way, they cause no mismatch with the current fingerprint.
+    Otherwise, they would count as differences from the current fingerprint.
     """
     settings = dataclasses.asdict(MetadataConfig()) | saved["metadata_config"]
     return saved | {"metadata_config": settings}

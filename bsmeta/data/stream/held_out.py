@@ -1,8 +1,8 @@
-"""Keeps held-out documents out of training by their content, whatever the file is called.
+"""Keeps held-out documents out of training by their content, even if they are in other files.
 
-`shards` excludes the validation file by its name. Here the texts and URLs of its documents are
-stored as 64-bit fingerprints (xxh3) in the cache folder, and every training document is compared
-with them. URLs are compared in the form of `normalize_url`.
+`shards` excludes the validation file by its name. This module stores the texts and URLs of the
+file's documents as 64-bit fingerprints (xxh3) in the cache folder, and compares every training
+document with them. URLs are compared after `normalize_url`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import explain_no_document
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import describe_non_file, describe_position, find_validation_path
-from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
+from bsmeta.metadata.decoding import TEXT_KEY, Decoder, make_decoder
 from bsmeta.metadata.document import NO_COLUMN, Document
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.metadata.records import UNREADABLE, BadDocument, Line
 
 CACHE_KIND = "held-out-v2"  # version 1 may lack documents whose lines could not be read
-LINE_BATCH_SIZE = 256
+LINE_BATCH_SIZE = 256  # lines read at a time
 MAX_LINES_SHOWN = 3  # unreadable lines in a message
-NOT_THERE = "not there"  # saved in fingerprints
+MISSING = "not there"  # the identifier of a missing file; saved in fingerprints
 
 _URL = re.compile(r"\s*(?:https?:)?(?://)?([^/?#]*)([^?#]*)(\?[^#]+)?", re.IGNORECASE)
 _PORT = re.compile(r":(?:80|443)?$")
@@ -45,25 +45,26 @@ _PORT = re.compile(r":(?:80|443)?$")
 def identify_held_out(config: DataConfig) -> str:
     """Returns an identifier of the held-out data.
 
-    This is a hash of the validation file, its ETag if it is remote, `nothing` if none is
-    configured, or `NOT_THERE` if it is missing.
+    This is the hash of the validation file, or its ETag if it is remote; `nothing` if no file is
+    configured; `MISSING` if the file does not exist.
 
     Raises:
-        DataError: If the file is on the Hub, which cannot be reached.
+        DataError: If the file is remote and cannot be listed.
     """
     path = find_validation_path(config)
     if path is None:
         return "nothing"
     if isinstance(path, FileRef):
         return path.etag
-    return hash_file(path) if os.path.exists(path) else NOT_THERE
+    return hash_file(path) if os.path.exists(path) else MISSING
 
 
 def read_held_out(config: DataConfig) -> HeldOutFingerprints | None:
-    """Reads the fingerprints of the held-out documents; None if there is no validation file.
+    """Reads the fingerprints of the held-out documents; None if no validation file is configured.
 
     Raises:
-        DataError: If the file is missing or cannot be read, as its content would be trained on.
+        DataError: If the file is missing or cannot be read, because its documents could then not be
+            kept out of training.
     """
     path = find_validation_path(config)
     if path is None:
@@ -88,7 +89,11 @@ def read_held_out(config: DataConfig) -> HeldOutFingerprints | None:
 
 
 class HeldOutFingerprints:
-    """Fingerprints of the texts and URLs that must not be trained on."""
+    """Fingerprints of the texts and URLs that must not be trained on.
+
+    Args:
+        fingerprints: uint64[n].
+    """
 
     def __init__(self, fingerprints: np.ndarray) -> None:
         self._fingerprints = frozenset(fingerprints.tolist())
@@ -100,15 +105,15 @@ class HeldOutFingerprints:
         """Loads the fingerprints of a file from the cache, or computes and caches them.
 
         Args:
-            columns: The configured paths of text and metadata in a line; None for the defaults.
+            columns: The configured paths of text and metadata in a line; None uses the defaults.
 
         Raises:
             OSError: If the file cannot be read.
             DataError: If the file is damaged or has no document.
         """
         kind = CACHE_KIND
-        if columns:  # the fingerprints depend on the columns of texts and URLs
-            paths = (columns.get(TEXT, TEXT), columns.get(ADDRESS_KEY, ADDRESS_KEY))
+        if columns:  # the fingerprints depend on the columns of text and URL
+            paths = (columns.get(TEXT_KEY, TEXT_KEY), columns.get(ADDRESS_KEY, ADDRESS_KEY))
             kind = f"{CACHE_KIND}-{xxhash.xxh3_64_hexdigest(repr(paths).encode())}"
 
         arrays = cache.load(path, kind)
@@ -134,13 +139,13 @@ def _hash_text(text: str) -> int:
 
 
 def _hash_url(url: str) -> int | None:
-    """Hashes a URL with a seed of its own, so never like a text; None if it is blank."""
+    """Hashes a normalized URL, with another seed than texts; None if it is blank."""
     normalized = normalize_url(url)
     return xxhash.xxh3_64_intdigest(normalized.encode(), seed=1) if normalized else None
 
 
 def normalize_url(url: str) -> str:
-    """Normalizes a URL, so that variants that usually lead to the same page become equal.
+    """Normalizes a URL, so that variants that usually lead to the same page are equal.
 
     Removes the scheme (http or https) and its default port, trailing slashes of the path, an empty
     query, the fragment and surrounding spaces; lower-cases the host; decodes %-escapes.
@@ -157,7 +162,7 @@ def normalize_url(url: str) -> str:
 
 
 class _TextAndURL(msgspec.Struct):
-    """The text and URL of a line whose other records may have any form."""
+    """The text and URL of a line whose metadata may have any form."""
 
     text: str
     url: Any = None
@@ -200,10 +205,10 @@ def _compute_fingerprints(path: str | FileRef, columns: Mapping[str, str] | None
 
 
 def _make_unusable_file_error(path: str | FileRef, unreadable: Sequence[str]) -> DataError:
-    """Returns the error of a held-out file that has unreadable lines, or no text.
+    """Returns the error for a held-out file that has unreadable lines, or no text.
 
     Args:
-        unreadable: Position and error of each unreadable line.
+        unreadable: Position and error of each unreadable line; empty if the file has no text.
     """
     num_omitted = max(len(unreadable) - MAX_LINES_SHOWN, 0)
     omitted = f", and {num_omitted} more" if num_omitted else ""
@@ -218,7 +223,10 @@ def _make_unusable_file_error(path: str | FileRef, unreadable: Sequence[str]) ->
 
 
 def _read_document(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document:
-    """Decodes a line, or only its text and URL if its records are invalid.
+    """Decodes a line; if its metadata is invalid, only its text and URL.
+
+    Args:
+        is_mapped: Whether the configuration maps columns.
 
     Raises:
         BadDocument: If its text cannot be decoded.
@@ -226,7 +234,7 @@ def _read_document(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document
     try:
         return decoder.decode(line)
     except BadDocument:
-        if is_mapped:  # such a decoder reads no metadata values, so the text is invalid
+        if is_mapped:  # this decoder reads no metadata values, so the text itself is invalid
             raise
         with contextlib.suppress(*UNREADABLE):
             row = _LENIENT_DECODER.decode(bytes(line))

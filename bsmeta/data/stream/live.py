@@ -1,9 +1,9 @@
-"""The logical streams, produced from the shards during training.
+"""The logical streams, read from the shards during training.
 
 A logical stream yields the packed sequences of its windows, epoch after epoch, each with the
-position after it. The position after the last trained sequence is all that a resumed run needs: it
+position after it. To resume, a run needs only the position after the last trained sequence: it
 rebuilds that window and continues in it. `train_stream` divides the sequences among ranks;
-`prepare` replaces this module when sequences are prepared in advance.
+`prepare` replaces this module if sequences are prepared in advance.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.metadata import compute_phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.lines import LONG_FRAME, begins_with_long_frame
+from bsmeta.data.io.lines import LONG_FRAME_BYTES, begins_with_long_frame
 from bsmeta.data.io.shards import Shard, fingerprint_shards, select_shards
 from bsmeta.data.stream.corpora import Corpus, deal_corpora
 from bsmeta.data.stream.counts import count_skipped
@@ -34,7 +34,7 @@ from bsmeta.data.text.chunks import PackedSequence, PackedWindow
 
 logger = logging.getLogger(__name__)
 
-Sequences = list[tuple[PackedWindow, int]]
+SequenceRefs = list[tuple[PackedWindow, int]]
 """The sequences of a window, each as (packed window, index of the sequence in it)."""
 
 
@@ -50,7 +50,7 @@ class EpochWindow(NamedTuple):
 
     share_index: int
     window_index: int
-    sequences: Sequences
+    sequences: SequenceRefs
     skipped: Counter[str]
 
 
@@ -59,7 +59,9 @@ class LogicalStream:
     """The endless sequences of one stream, from its shares of a corpus.
 
     Attributes:
-        number: Number of the stream, over all sources.
+        number: Number of the stream among the streams of all sources.
+        shares: The documents that the stream owns; empty if it yields no sequences.
+        maker: Turns the windows of the corpus into sequences.
         seed: Seed of the run.
     """
 
@@ -77,58 +79,76 @@ class LogicalStream:
         """Yields the sequences from a position on.
 
         Args:
-            epochs: Stop after this many epochs since the beginning of the run; None never stops.
+            epochs: Number of epochs since the beginning of the run after which the stream ends;
+                None is endless.
 
         Raises:
-            DataError: If an epoch yields no sequence, if too many documents are bad, or if any is
-                bad and `bad_documents` is strict.
+            DataError: If an epoch yields no sequence, too many documents are bad, or one is bad and
+                `bad_documents` is strict.
         """
         if not self.shares:  # a stream of a mixture that has no sequences
             return
 
-        keys = self.config.metadata_config.metadata_list
         unreported: Counter[str] = Counter()  # skipped documents that no sequence has counted yet
         while epochs is None or position.epoch < epochs:
-            begin = position
-            for share_index, window_index, packed, skipped in self._pack_epoch(begin):
-                current = position._replace(share=share_index, window=window_index)
+            start = position
+            for share_index, window_index, packed, skipped in self._pack_epoch(start):
+                window_start = position._replace(share=share_index, window=window_index)
                 position = Position(
-                    epoch=current.epoch,
+                    epoch=window_start.epoch,
                     share=share_index,
                     window=window_index + 1,
-                    emitted=current.emitted + len(packed) - current.sequence,
-                    bad=self._check_limit(current.bad + count_bad(skipped)),
+                    emitted=window_start.emitted + len(packed) - window_start.sequence,
+                    bad=self._check_limit(window_start.bad + count_bad(skipped)),
                 )
-                if current.sequence == 0:  # otherwise reported before the run was resumed
+                if window_start.sequence == 0:  # otherwise reported before the run was resumed
                     unreported.update(skipped)
+                yield from self._make_sequences(packed, window_start, position, unreported)
 
-                # A run that resumes within a window repacks it and skips its first sequences.
-                for index in range(current.sequence, len(packed)):
-                    current = current._replace(sequence=index + 1, emitted=current.emitted + 1)
-                    position_after = current if index + 1 < len(packed) else position
-                    packed_window, row = packed[index]
-                    sequence = packed_window.make_sequence(row, self.number, position_after)
-                    if unreported:
-                        sequence.counts += count_skipped(unreported, keys)
-                        unreported.clear()
-                    yield sequence
-
-            if begin.is_epoch_start() and position.emitted == begin.emitted:
+            if start.is_epoch_start() and position.emitted == start.emitted:
                 names = ", ".join(share.shard.name for share in self.shares)
                 raise DataError(
                     f"stream {self.number} has no usable document in its part of {names}"
                 )
             position = Position(epoch=position.epoch + 1, emitted=position.emitted)
 
-    def _pack_epoch(self, begin: Position) -> Iterator[EpochWindow]:
-        """Yields the packed windows of an epoch from a position on.
+    def _make_sequences(
+        self,
+        packed: SequenceRefs,
+        start: Position,
+        position_after_window: Position,
+        unreported: Counter[str],
+    ) -> Iterator[PackedSequence]:
+        """Yields the sequences of a window, each with the position after it.
 
-        The lines of a window are released before its sequences are yielded, because they may be ten
-        times as large.
+        Args:
+            packed: All sequences of the window.
+            start: The position to begin at. A run that resumes within a window packs the window
+                again and skips its first sequences.
+            unreported: Number of skipped documents, by reason; added to the counts of the first
+                sequence, and cleared.
         """
-        emitted = begin.emitted - begin.sequence
-        order = draw_order(self.shares, self.seed, begin.epoch, self.number)
-        windows = self.corpus.iterate_windows(begin.epoch, order, begin.share, begin.window)
+        keys = self.config.metadata_config.metadata_list
+        current = start
+        for index in range(start.sequence, len(packed)):
+            current = current._replace(sequence=index + 1, emitted=current.emitted + 1)
+            position_after = current if index + 1 < len(packed) else position_after_window
+            packed_window, row = packed[index]
+            sequence = packed_window.make_sequence(row, self.number, position_after)
+            if unreported:
+                sequence.counts += count_skipped(unreported, keys)
+                unreported.clear()
+            yield sequence
+
+    def _pack_epoch(self, start: Position) -> Iterator[EpochWindow]:
+        """Yields the packed windows of an epoch, beginning with the window of a position.
+
+        The lines of a window are released before its sequences are yielded, because they may take
+        ten times as much memory.
+        """
+        emitted = start.emitted - start.sequence
+        shares = draw_order(self.shares, self.seed, start.epoch, self.number)
+        windows = self.corpus.iterate_windows(start.epoch, shares, start.share, start.window)
         for share_index, window_index, window in windows:
             sequences, skipped = self._pack_window(window, emitted)
             del window
@@ -136,21 +156,22 @@ class LogicalStream:
             yield EpochWindow(share_index, window_index, sequences, skipped)
             emitted += len(sequences)
 
-    def _pack_window(self, window: Window, emitted: int) -> tuple[Sequences, Counter[str]]:
+    def _pack_window(self, window: Window, emitted: int) -> tuple[SequenceRefs, Counter[str]]:
         """Packs a window.
 
-        If the schedule switches phases inside it, unused documents are rebuilt for the new phase,
-        and the unused parts of other documents are dropped. Under `row_budget=text`, the sequences
-        of all phases differ only in their metadata, and nothing is dropped.
+        If the metadata schedule switches phases inside the window, unused documents are rendered
+        again for the new phase, and the unused parts of other documents are dropped. Under
+        `row_budget=text`, the sequences of all phases differ only in their metadata, and nothing is
+        dropped.
 
         Args:
             emitted: Number of sequences that the stream yielded before the window.
 
         Returns:
-            The sequences, and the number of documents that were left out by reason.
+            The sequences, and the number of documents that were left out, by reason.
         """
         by_text = self.config.row_budget == BY_TEXT
-        sequences: Sequences = []
+        sequences: SequenceRefs = []
         used_documents: set[int] = set()
         phase = self.phases.find_phase(self.number, emitted)
         documents, skipped = self.maker.prepare_documents(window, phase)
@@ -166,14 +187,15 @@ class LogicalStream:
             # The next phase begins inside the window.
             if not by_text:
                 used_in_phase = packed.list_documents(0, last)
-                skipped[HALF_USED] += len(used_in_phase & packed.list_documents(last, len(packed)))
+                unused_in_phase = packed.list_documents(last, len(packed))
+                skipped[HALF_USED] += len(used_in_phase & unused_in_phase)
                 used_documents |= used_in_phase
             emitted += last - first
             phase = self.phases.find_phase(self.number, emitted)
             documents, _ = self.maker.prepare_documents(window, phase, leave_out=used_documents)
 
     def _check_limit(self, num_bad: int) -> int:
-        """Returns the number of bad documents in an epoch unchanged.
+        """Checks the number of bad documents in an epoch, and returns it.
 
         Raises:
             DataError: If it exceeds `max_bad_documents`.
@@ -192,11 +214,12 @@ class LiveStreams:
 
     Args:
         tokenizer: A fast tokenizer with an EOS token and the special tokens of the metadata.
-        survey: The survey of the data, made by one process of the run.
+        survey: The survey of the data, which one process of the run made for all.
 
     Raises:
         ConfigurationError: If the tokenizer or a key of the metadata cannot be used.
-        DataError: If the shards on this machine differ from the surveyed ones.
+        DataError: If the survey failed, or the shards on this machine differ from the surveyed
+            shards.
     """
 
     def __init__(
@@ -248,15 +271,17 @@ class LiveStreams:
 
     def warn_of_slow_resumes(self) -> None:
         """Logs a warning if a sampled Zstandard shard begins with a very long frame."""
-        zst = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
-        slow = [shard.name for shard in select_shards(zst) if begins_with_long_frame(shard.path)]
-        if slow:
+        zst_shards = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
+        slow_names = [
+            shard.name for shard in select_shards(zst_shards) if begins_with_long_frame(shard.path)
+        ]
+        if slow_names:
             logger.warning(
                 "%s: the first Zstandard frame is longer than %d MB, and a frame can only be read "
                 "from its beginning: a resumed run reads such a shard again up to its position "
                 "(pzstd writes several frames; .gz, plain lines and Parquet allow random access)",
-                ", ".join(slow),
-                LONG_FRAME >> 20,
+                ", ".join(slow_names),
+                LONG_FRAME_BYTES >> 20,
             )
 
 
@@ -267,10 +292,11 @@ def find_phases(
 
     Args:
         max_train_steps: Number of steps of the run, which the schedule divides into shares.
-        decay_start: Number of steps before the learning rate decays; None if it does not.
+        global_batch_size: Number of sequences per step.
+        decay_start: Number of steps before the decay of the learning rate; None without a decay.
 
     Raises:
-        ConfigurationError: If the decay begins before a phase that precedes it in the schedule.
+        ConfigurationError: If the decay begins before the phase that precedes it in the schedule.
     """
     starts = compute_phase_starts(config.metadata_config, max_train_steps, decay_start)
     if starts != sorted(starts):

@@ -1,8 +1,8 @@
-"""Measures on the first documents how much training text the tokenizer of a run loses.
+"""Measures how much text the tokenizer of a run loses, on the first training documents.
 
-Unknown tokens, lower-casing and other changes are not errors by themselves: a run may lose a
-fraction of up to `data_config.max_lost_text` of its bytes. The checks before a run read only files
-on this machine; the run itself also reads remote ones.
+Unknown tokens, lower-casing and other changes are not errors by themselves: a run may lose up to
+the fraction `data_config.max_lost_text` of the bytes. The checks before a run read only files on
+this machine; the run itself also reads remote files.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from bsmeta.metadata.records import BadDocument
 if TYPE_CHECKING:  # slow to import; the check of a run with a lossless tokenizer does not need it
     from transformers import PreTrainedTokenizerBase
 
-KEY = "data_config.max_lost_text"
+LIMIT_KEY = "data_config.max_lost_text"
 
 LINES_PER_SHARD = 8
-"""Number of first lines that are read of each sampled shard."""
+"""Number of lines that are read at the beginning of each sampled shard."""
 
 TOKENIZER_FILE_SUFFIXES = ("tokenizer.json", "vocab.json", "vocab.txt", ".model")
-"""Suffixes of the names of files that contain a vocabulary."""
+"""Suffixes of the names of files that contain the vocabulary of a tokenizer."""
 
 MAX_SAMPLE_CHARS = 100_000
-"""Maximum number of characters of a text that are measured."""
+"""Maximum number of characters that are measured of a text."""
 
 
 def sample_texts(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> list[str]:
@@ -50,8 +50,10 @@ def sample_texts(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> li
         lines: Some lines of each source, by its name.
     """
     texts = []
-    for name, data in build_source_configs(config).items():
-        decoder = make_decoder(data.metadata_config, data.columns, name, data.content)
+    for name, source_config in build_source_configs(config).items():
+        decoder = make_decoder(
+            source_config.metadata_config, source_config.columns, name, source_config.content
+        )
         for line in lines.get(name, ()):
             with contextlib.suppress(BadDocument):
                 texts.append(decoder.decode(line).text[:MAX_SAMPLE_CHARS])
@@ -78,7 +80,7 @@ def measure_sample(
         sample_texts(config.data_config, lines),
         takes_written_tokens=config.data_config.metadata_config.special_tokens_in_text,
     )
-    raise_problems([*_find_lost_share_problems(config, lost)])
+    raise_problems(list(_find_lost_share_problems(config, lost)))
     return lost
 
 
@@ -97,15 +99,15 @@ def _find_lost_share_problems(config: CausalLMConfig, lost: LostShare) -> Iterat
     raised_limit = min(math.ceil(lost.share * 100) / 100, 1.0)
     fix = (
         "tokenizer_name of a byte-level tokenizer, such as gpt2, which loses nothing; or "
-        f"{KEY}={raised_limit:g} to train nevertheless"
+        f"{LIMIT_KEY}={raised_limit:g} to train nevertheless"
     )
-    yield Problem(KEY, HYDRA, measured, expected, fix)
+    yield Problem(LIMIT_KEY, HYDRA, measured, expected, fix)
 
 
 def list_lost_text_rows(config: CausalLMConfig) -> list[Row]:
     """Returns the row of the start-up table on lost text, in a list.
 
-    Only files on this machine are read; the run itself measures remote ones when it starts.
+    Only files on this machine are read; the run itself measures remote shards when it starts.
 
     Raises:
         ConfigurationError: If the tokenizer loses more than `max_lost_text`, or cannot be loaded.
@@ -120,10 +122,11 @@ def list_lost_text_rows(config: CausalLMConfig) -> list[Row]:
         lost = LostShare.without_loss(sample_texts(data, lines))
     else:
         lost = measure_sample(config, _load_local_tokenizer(config, file), lines)
-    return [("lost text", f"{lost}; at most {100 * data.max_lost_text:g}% ({KEY})")]
+    return [("lost text", f"{lost}; at most {100 * data.max_lost_text:g}% ({LIMIT_KEY})")]
 
 
 def _is_lossless(file: str) -> bool:
+    """Returns whether a `tokenizer.json` is certainly lossless; False if it cannot be read."""
     try:
         return is_lossless(Tokenizer.from_file(file))
     except Exception:  # a damaged file may raise anything; it is reported when it is loaded
@@ -136,12 +139,12 @@ def read_local_lines(config: DataConfig) -> dict[str, list[bytes]]:
     Shards that cannot be read are skipped: the run itself reports them.
 
     Returns:
-        The lines of each source, by its name; none if its shards are remote.
+        The lines of each source, by its name; empty if any of its shards is remote.
     """
     lines: dict[str, list[bytes]] = {}
-    for name, data in build_source_configs(config).items():
+    for name, source_config in build_source_configs(config).items():
         lines[name] = []
-        for shard in select_shards(list_local_shards(data)):
+        for shard in select_shards(list_local_shards(source_config)):
             with contextlib.suppress(UserError, OSError, EOFError):
                 lines[name] += read_first_lines(shard.path, LINES_PER_SHARD)
     return lines
@@ -150,7 +153,10 @@ def read_local_lines(config: DataConfig) -> dict[str, list[bytes]]:
 def _find_tokenizer_file(name: str) -> str | None:
     """Returns the path of a tokenizer's file in a folder or in the Hub's cache; None if missing.
 
-    The file is `tokenizer.json`, or the vocabulary in a folder, which transformers converts.
+    The file is `tokenizer.json` or, in a folder, a vocabulary that transformers converts.
+
+    Args:
+        name: The folder, or the name on the Hub.
     """
     if os.path.isdir(name):
         files = sorted(file for file in os.listdir(name) if file.endswith(TOKENIZER_FILE_SUFFIXES))

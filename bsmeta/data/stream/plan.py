@@ -3,26 +3,26 @@
 All of this is integer arithmetic on the sizes of the shards: no file is opened.
 
 The data is divided among S logical streams, independent of the number of processes. A stream owns
-the same documents in every epoch and reads its shares in an order drawn for that epoch. Its state
-is a `Position`: a few integers, from which the stream can be restored anywhere.
+the same documents in every epoch, and reads its shares in an order drawn for that epoch. Its state
+is a `Position`: a few integers from which any process can restore the stream.
 
 Sequence g of a run comes from stream g mod S of its source, so a stream always has the same reader
 (`Division`). A mixture gives source i the share p_i / D, in lowest terms: each period of D
-sequences has p_i of source i. The first n sequences of the run contain floor(n p_i / D) or
-ceil(n p_i / D) of them, so every prefix of a run is within one sequence of the configured shares.
-The j-th sequence of a source has a window of positions in the period; always serving the source
-whose window ends first meets all windows (Baruah et al. 1996, "Proportionate progress: a notion of
-fairness in resource allocation"). If S and D have a common divisor, the streams of a source yield
-different numbers of sequences, possibly zero, and its documents are dealt to them in proportion
-(`count_portions`).
+sequences contains p_i sequences of source i. The first n sequences of the run contain
+floor(n p_i / D) or ceil(n p_i / D) sequences of source i, so every prefix of a run is within one
+sequence of the configured shares. The j-th sequence of a source has a window of positions in the
+period; serving the source whose window ends first meets all windows (Baruah et al. 1996,
+"Proportionate progress: a notion of fairness in resource allocation"). If S and D have a common
+divisor, the streams of a source yield different numbers of sequences, possibly zero, and the
+documents of the source are dealt to the streams in proportion (`count_portions`).
 
 Documents are dealt evenly for any number of streams and shards (`deal_documents`). Whole shards
 cannot be divided evenly among any number of streams, and the number of documents in a shard is
 unknown until it has been read. So the bytes of all shards, laid end to end, are cut into parts of
 equal length, one per stream. If a cut falls inside a shard, its documents are dealt to the streams
 on both sides in proportion to their bytes, one run of documents at a time. The lines of any window
-then follow directly from a stream's share. The cost is that each stream of a divided shard skips
-the documents of the others, using access points where the shard has them.
+can then be computed from a stream's share. The cost is that each stream of a divided shard skips
+the documents of the other streams, with access points if the shard has them.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from bsmeta.data import derive_seed, permute
 from bsmeta.data.io.shards import PARQUET, Shard
 
 VERSION = 2
-"""Version of saved positions. In version 1, streams owned whole shards, or alternating windows."""
+"""Version of saved positions. In version 1, streams owned whole shards or alternating windows."""
 
 MIN_SLOTS = 64
 """Minimum number of slots per stream in a divided shard; a share is accurate to 1/MIN_SLOTS."""
 
 RUNS_PER_STREAM = 64
-"""Approximate number of runs of documents per stream in a divided shard. Longer runs leave longer
-gaps, which access points skip; shorter runs are divided more evenly."""
+"""Approximate number of runs of documents per stream in a divided shard. With longer runs, access
+points can skip longer gaps; shorter runs are divided more evenly."""
 
 DOCUMENT_BYTES = 8192
 """Approximate size of a compressed document (13,000 bytes in c4-en-html-with-metadata)."""
@@ -73,7 +73,7 @@ class Position(NamedTuple):
         window: Index of the current window in that share.
         sequence: Number of sequences of that window already yielded.
         emitted: Number of sequences that the stream has yielded since the beginning of the run.
-        bad: Number of documents of this epoch skipped in the windows before the current one.
+        bad: Number of bad documents skipped in the earlier windows of this epoch.
     """
 
     epoch: int = 0
@@ -84,7 +84,7 @@ class Position(NamedTuple):
     bad: int = 0
 
     def is_epoch_start(self) -> bool:
-        """Whether no sequence of the epoch has been yielded yet."""
+        """Returns whether this is the beginning of an epoch."""
         return self.share == self.window == self.sequence == 0
 
     def state(self) -> dict[str, int]:
@@ -96,8 +96,8 @@ class Position(NamedTuple):
         """Reads a saved position.
 
         Raises:
-            ConfigurationError: If its version differs, or if it is not exactly the fields of a
-                position as non-negative integers.
+            ConfigurationError: If it has another version or other fields, or a field is not a
+                non-negative integer.
         """
         state = dict(state)
         version = state.pop("version", 1)
@@ -123,8 +123,8 @@ class Position(NamedTuple):
 class Phases:
     """Maps the sequences of a stream to the phases of the metadata schedule.
 
-    The index in the run of a stream's n-th sequence, and thus its step and phase, is determined
-    before the sequence is produced.
+    The index in the run of a stream's n-th sequence, and thus the sequence's step and phase, is
+    known before the sequence is built.
 
     Attributes:
         starts: For each phase, the index in the run of its first sequence; `starts[0]` is 0.
@@ -135,11 +135,19 @@ class Phases:
     order: SequenceOrder
 
     def find_phase(self, stream: int, emitted: int) -> int:
-        """Returns the index of the phase in which a stream yields its sequence `emitted`."""
+        """Returns the index of the phase of a stream's next sequence.
+
+        Args:
+            emitted: Number of sequences that the stream has yielded.
+        """
         return bisect.bisect_right(self.starts, self.order.find_index(stream, emitted)) - 1
 
     def count_left(self, stream: int, emitted: int) -> int | None:
-        """Counts the sequences that a stream has left in its phase; None in the last phase."""
+        """Counts the sequences that a stream has left in its current phase; None in the last phase.
+
+        Args:
+            emitted: Number of sequences that the stream has yielded.
+        """
         phase = self.find_phase(stream, emitted)
         if phase + 1 == len(self.starts):
             return None
@@ -151,29 +159,30 @@ class Phases:
 class Division:
     """Assigns the sequences of a run to ranks and loader processes.
 
-    Sequence g of the run (the j-th of step t, g = t * global batch + j) is the next one of stream
-    g mod S, in a mixture of stream g mod S of its source (`SequenceOrder`). Rank r takes every
-    g = r (mod world size), in order, and its loader processes take turns at these. So every stream
-    always has exactly one reader.
+    Sequence g of the run (the j-th of step t, g = t * global batch + j) is the next sequence of
+    stream g mod S, in a mixture of stream g mod S of its source (`SequenceOrder`). Rank r takes all
+    g = r (mod world size), in order, and its loader processes take turns. So every stream always
+    has exactly one reader.
 
     Attributes:
-        workers: Number of loader processes per rank.
+        num_workers: Number of loader processes per rank.
     """
 
     rank: int
     world_size: int
-    workers: int
+    num_workers: int
 
     def iterate_sequence_indices(self, num_done: int, worker: int) -> range:
         """Returns the indices in the run of a loader process's sequences, as an endless range.
 
         Args:
-            num_done: Number of sequences that the run has already consumed, in all.
+            num_done: Total number of sequences that the run has already consumed.
             worker: Index of the loader process.
         """
         first = num_done + (self.rank - num_done) % self.world_size
         endless = 1 << 62
-        return range(first + worker * self.world_size, endless, self.world_size * self.workers)
+        step = self.world_size * self.num_workers
+        return range(first + worker * self.world_size, endless, step)
 
 
 def divide_sequences(
@@ -182,43 +191,47 @@ def divide_sequences(
     """Divides the sequences of a run evenly among ranks and loader processes.
 
     Raises:
-        ConfigurationError: If divisibility constraints are violated; lists all of them.
+        ConfigurationError: If a number is not divisible; the message lists all problems.
     """
-    workers = max(config.num_workers, 1)
+    num_workers = max(config.num_workers, 1)
     num_streams = config.num_streams
-    micro_batch = config.per_device_train_batch_size
+    micro_batch_size = config.per_device_train_batch_size
+    rank_batch_size = global_batch_size // world_size
 
     problems = []
-    if num_streams < 1 or num_streams % (world_size * workers):
+    if num_streams < 1 or num_streams % (world_size * num_workers):
         problems.append(
             f"data_config.num_streams={num_streams} is not a multiple of the processes times "
-            f"their loader workers: {world_size} x {workers} (data_config.num_workers) = "
-            f"{world_size * workers}; change num_streams (on a resumed run: num_workers)"
+            f"their loader workers: {world_size} x {num_workers} (data_config.num_workers) = "
+            f"{world_size * num_workers}; change num_streams (on a resumed run: num_workers)"
         )
     if global_batch_size < 1 or global_batch_size % world_size:
         problems.append(
             f"the global batch of {global_batch_size} sequences is not a multiple of the "
             f"{world_size} processes"
         )
-    elif micro_batch < 1 or (global_batch_size // world_size) % micro_batch:
+    elif micro_batch_size < 1 or rank_batch_size % micro_batch_size:
         problems.append(
             f"a process's part of the global batch, {global_batch_size} / {world_size} = "
-            f"{global_batch_size // world_size} sequences, is not a multiple of "
-            f"data_config.per_device_train_batch_size={micro_batch}"
+            f"{rank_batch_size} sequences, is not a multiple of "
+            f"data_config.per_device_train_batch_size={micro_batch_size}"
         )
     if problems:
         raise ConfigurationError("\n".join(problems))
 
-    return Division(rank, world_size, workers)
+    return Division(rank, world_size, num_workers)
 
 
 def count_sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
     """Counts the sequences that a run has consumed, from the positions of all its streams.
 
+    Args:
+        positions: The position of each stream, by its number; a missing stream has yielded none.
+
     Raises:
         ConfigurationError: If the positions do not correspond to a whole number of steps.
     """
-    emitted = [positions[stream].emitted if stream in positions else 0 for stream in order.streams]
+    emitted = [positions.get(stream, Position()).emitted for stream in order.streams]
     num_done = sum(emitted)
 
     expected = [order.count_before(stream, num_done) for stream in order.streams]
@@ -231,36 +244,37 @@ def count_sequences_done(positions: dict[int, Position], order: SequenceOrder) -
 
 
 class SequenceOrder:
-    """Maps each sequence of a run to the stream that it comes from, and back.
+    """Maps each sequence of a run to its stream and its index in the stream, and back.
 
     The streams of all sources are numbered consecutively: stream k of source i is i * S + k. The
     order repeats with a period of lcm(D, S) sequences.
 
     Args:
         weights: The weight of each source; a single weight for a run without a mixture.
-        num_streams: S, the number of streams of each source.
+        num_streams: S, the number of streams per source.
 
     Attributes:
         streams: The numbers of all streams.
     """
 
     def __init__(self, weights: Sequence[float], num_streams: int) -> None:
-        self._sources = assign_period(tuple(compute_parts(weights)))
+        self._period_sources = assign_period(tuple(compute_parts(weights)))
         self._num_streams = num_streams
         self._is_mixture = len(weights) > 1
-        self._period = math.lcm(len(self._sources), num_streams)
+        self._period = math.lcm(len(self._period_sources), num_streams)
         self._offsets = lru_cache(maxsize=None)(self._compute_offsets)
         self.streams = range(len(weights) * num_streams)
 
     def find_stream(self, index: int) -> int:
-        """Returns the stream of the sequence with this index in the run."""
+        """Returns the stream of a sequence, by the sequence's index in the run."""
         stream = index % self._num_streams
         if self._is_mixture:
-            stream += int(self._sources[index % len(self._sources)]) * self._num_streams
+            source = int(self._period_sources[index % len(self._period_sources)])
+            stream += source * self._num_streams
         return stream
 
     def find_index(self, stream: int, index_in_stream: int) -> int:
-        """Returns the index in the run of a stream's sequence."""
+        """Returns the index in the run of a sequence, by its index in its stream."""
         offsets = self._offsets(stream)
         periods, index_in_period = divmod(index_in_stream, len(offsets))
         return periods * self._period + int(offsets[index_in_period])
@@ -277,18 +291,18 @@ class SequenceOrder:
         return [len(self._offsets(first + index)) for index in range(self._num_streams)]
 
     def _compute_offsets(self, stream: int) -> np.ndarray:
-        """Computes the indices in the period of a stream's sequences, increasing (int64).
+        """Computes the indices of a stream's sequences in the period, increasing (int64).
 
-        Index n in the period of sources stands for the sequences n + t D. They come from stream k
-        of their source where n + t D = k (mod S): for no t, or for exactly one t below
-        S / gcd(D, S).
+        Index n in the period of sources stands for the sequences n + t D. Such a sequence comes
+        from stream k of its source if n + t D = k (mod S). This holds for no t, or for exactly one
+        t below S / gcd(D, S).
         """
         source, residue = divmod(stream, self._num_streams)
-        size = len(self._sources)
+        size = len(self._period_sources)
         divisor = math.gcd(size, self._num_streams)
         turns = self._num_streams // divisor
 
-        indices = np.flatnonzero(self._sources == source)
+        indices = np.flatnonzero(self._period_sources == source)
         indices = indices[(indices - residue) % divisor == 0]
 
         inverse = pow(size // divisor, -1, turns)
@@ -304,13 +318,13 @@ def order_sequences(config: DataConfig) -> SequenceOrder:
 
 @lru_cache(maxsize=4)
 def assign_period(parts: tuple[int, ...]) -> np.ndarray:
-    """Assigns a source to each sequence of a period (uint16[D]).
+    """Assigns a source to each sequence of a period (uint16[D]); see the module's docstring.
 
     Args:
-        parts: p_i, the sequences of each source in a period; their sum is D.
+        parts: p_i, the number of sequences of each source in a period; their sum is D.
     """
     size = sum(parts)
-    served = [0] * len(parts)
+    num_served = [0] * len(parts)
     sources = np.zeros(size, np.uint16)
 
     # Each source has one window at a time: in the first heap as (first index, source) until it
@@ -321,44 +335,45 @@ def assign_period(parts: tuple[int, ...]) -> np.ndarray:
     for index in range(size):
         while waiting and waiting[0][0] <= index:
             _, source = heapq.heappop(waiting)
-            end = divide_up((served[source] + 1) * size, parts[source])
+            end = divide_up((num_served[source] + 1) * size, parts[source])
             heapq.heappush(open_windows, (end, source))
 
         _, source = heapq.heappop(open_windows)
         sources[index] = source
 
-        served[source] += 1
-        if served[source] < parts[source]:
-            heapq.heappush(waiting, (served[source] * size // parts[source], source))
+        num_served[source] += 1
+        if num_served[source] < parts[source]:
+            heapq.heappush(waiting, (num_served[source] * size // parts[source], source))
     return sources
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The documents of a shard that one stream owns; all of them by default.
+    """The documents of a shard that one stream owns; by default, all documents.
 
-    Documents are grouped in runs of consecutive documents, and run r falls into slot
-    r * step mod cycle (`choose_step`). The fractions r * step / cycle are spread evenly over 0 to 1
-    from the first run on, so any prefix of a shard is divided in about the same proportion, and no
-    periodicity in the documents is aliased.
+    Documents are grouped in runs of consecutive documents, and each stream owns a range of slots.
+    Run r falls into slot r * step mod num_slots (`choose_step`). The fractions r * step / num_slots
+    are spread evenly over 0 to 1 from the first run on, so any prefix of a shard is divided in
+    about the same proportion, and no periodicity in the documents is aliased. The slots repeat
+    after a cycle of `num_slots` runs.
 
     Attributes:
-        low: First slot of the stream.
-        high: End of the stream's slots, exclusive.
-        cycle: Number of slots, a power of two.
-        run: Number of documents in a run.
+        first_slot: First slot of the stream.
+        end_slot: End of the stream's slots, exclusive.
+        num_slots: Number of slots, a power of two.
+        run_length: Number of documents in a run.
     """
 
     shard: Shard
-    low: int = 0
-    high: int = 1
-    cycle: int = 1
-    run: int = 1
+    first_slot: int = 0
+    end_slot: int = 1
+    num_slots: int = 1
+    run_length: int = 1
 
     @property
     def is_whole(self) -> bool:
         """Whether no other stream owns documents of the shard."""
-        return self.high - self.low == self.cycle
+        return self.end_slot - self.first_slot == self.num_slots
 
     def list_documents(self, window: int, count: int) -> Sequence[int]:
         """Returns the numbers in the shard of a window's documents, from 0 and increasing.
@@ -371,11 +386,11 @@ class Share:
         if self.is_whole:
             return range(first, first + count)
 
-        run_indices, offsets = np.divmod(np.arange(first, first + count), self.run)
-        stream_runs = find_runs(self.low, self.high, self.cycle)
+        run_indices, offsets = np.divmod(np.arange(first, first + count), self.run_length)
+        stream_runs = find_runs(self.first_slot, self.end_slot, self.num_slots)
         cycles, indices_in_cycle = np.divmod(run_indices, len(stream_runs))
-        shard_runs = cycles * self.cycle + stream_runs[indices_in_cycle]
-        return (shard_runs * self.run + offsets).tolist()
+        shard_runs = cycles * self.num_slots + stream_runs[indices_in_cycle]
+        return (shard_runs * self.run_length + offsets).tolist()
 
     def find_window(self, document: int, count: int) -> int:
         """Returns the index of the window with the stream's first document at or after `document`.
@@ -387,88 +402,99 @@ class Share:
         if self.is_whole:
             return document // count
 
-        run, offset = divmod(document, self.run)
-        cycle, run_in_cycle = divmod(run, self.cycle)
-        stream_runs = find_runs(self.low, self.high, self.cycle)
+        run, offset = divmod(document, self.run_length)
+        cycle, run_in_cycle = divmod(run, self.num_slots)
+        stream_runs = find_runs(self.first_slot, self.end_slot, self.num_slots)
         index = int(np.searchsorted(stream_runs, run_in_cycle))
         if index == len(stream_runs) or stream_runs[index] != run_in_cycle:
-            offset = 0  # the run is another stream's; this stream's next one is read from its start
-        return ((cycle * len(stream_runs) + index) * self.run + offset) // count
+            offset = 0  # another stream owns the run; this stream's next run is read from its start
+        index_in_stream = (cycle * len(stream_runs) + index) * self.run_length + offset
+        return index_in_stream // count
 
 
 @lru_cache(maxsize=1024)
-def find_runs(low: int, high: int, cycle: int) -> np.ndarray:
-    """Returns the runs of a cycle whose slots are in the range from `low` to `high` (int64)."""
-    slots = np.arange(cycle) * choose_step(cycle) % cycle
-    return np.flatnonzero((low <= slots) & (slots < high))
+def find_runs(first_slot: int, end_slot: int, num_slots: int) -> np.ndarray:
+    """Returns the runs of a cycle whose slots are in a range, increasing (int64)."""
+    slots = np.arange(num_slots) * choose_step(num_slots) % num_slots
+    return np.flatnonzero((first_slot <= slots) & (slots < end_slot))
 
 
-def choose_step(cycle: int) -> int:
-    """Returns the slot step between consecutive runs: odd, near cycle / golden ratio."""
-    return int(cycle * (5**0.5 - 1) / 2) | 1
+def choose_step(num_slots: int) -> int:
+    """Returns the step in slots between consecutive runs: odd, near num_slots / golden ratio."""
+    return int(num_slots * (5**0.5 - 1) / 2) | 1
 
 
 def deal_documents(shards: Sequence[Shard], portions: Sequence[int]) -> list[list[Share]]:
     """Deals the documents of shards to streams; returns the shares of each stream.
 
     Args:
-        shards: The shards in order, as if laid end to end.
-        portions: The portion of each stream, relative to the others'.
+        shards: The shards in the order in which they are laid end to end.
+        portions: The relative portion of each stream.
     """
-    ends = [*itertools.accumulate(map(weigh_shard, shards))]
+    ends = list(itertools.accumulate(map(weigh_shard, shards)))
     cuts = find_cuts(ends, portions)
-    cycle = 1 << (MIN_SLOTS * len(portions) - 1).bit_length()
+    num_slots = 1 << (MIN_SLOTS * len(portions) - 1).bit_length()
 
     shares: list[list[Share]] = [[] for _ in portions]
-    for shard, begin, end in zip(shards, [0, *ends], ends, strict=False):
-        # Cuts `first` to before `last` are inside the shard; cut n ends stream n.
-        first = bisect.bisect_right(cuts, begin)
+    for shard, start, end in zip(shards, [0, *ends], ends, strict=False):
+        # The cuts inside the shard are cuts[first:last]. Cut n is the end of stream n.
+        first = bisect.bisect_right(cuts, start)
         last = bisect.bisect_left(cuts, end)
         if first == last:
             shares[first].append(Share(shard))
             continue
 
-        run = max(shard.size // (DOCUMENT_BYTES * RUNS_PER_STREAM * (last - first + 1)), 1)
-        cut_slots = [(cut - begin) * cycle // (end - begin) for cut in cuts[first:last]]
-        bounds = itertools.pairwise([0, *cut_slots, cycle])
-        for stream, (low, high) in enumerate(bounds, start=first):
-            if low < high:
-                shares[stream].append(Share(shard, low, high, cycle, run))
+        num_sharing = last - first + 1  # streams
+        run_length = max(shard.size // (DOCUMENT_BYTES * RUNS_PER_STREAM * num_sharing), 1)
+        cut_slots = [(cut - start) * num_slots // (end - start) for cut in cuts[first:last]]
+        slot_ranges = itertools.pairwise([0, *cut_slots, num_slots])
+        for stream, (first_slot, end_slot) in enumerate(slot_ranges, start=first):
+            if first_slot < end_slot:
+                share = Share(shard, first_slot, end_slot, num_slots, run_length)
+                shares[stream].append(share)
     return shares
 
 
 def weigh_shard(shard: Shard) -> int:
-    """Returns the weight of a shard when documents are dealt: its bytes, as if compressed."""
+    """Returns the weight of a shard in the dealing of documents: its compressed size in bytes.
+
+    The compressed size of an uncompressed shard is estimated.
+    """
     is_compressed = shard.name.endswith((".gz", ".zst", PARQUET))
     return max(shard.size if is_compressed else shard.size // COMPRESSION_RATIO, 1)
 
 
 def find_cuts(ends: Sequence[int], portions: Sequence[int]) -> list[int]:
-    """Returns the end of every stream except the last; it divides a shard only if necessary.
+    """Returns the end of every stream except the last, between shards where `TOLERANCE` permits.
 
     Args:
         ends: The cumulative weights of the shards, laid end to end.
-        portions: The portion of each stream, relative to the others'.
+        portions: The relative portion of each stream.
     """
     cuts: list[int] = []
-    begin = 0
+    start = 0
     remaining_portions = sum(portions)
     for portion in portions[:-1]:
-        due = (ends[-1] - begin) * portion // max(remaining_portions, 1)
+        due_weight = (ends[-1] - start) * portion // max(remaining_portions, 1)
         remaining_portions -= portion
 
-        cut = begin + due
+        cut = start + due_weight
         index = bisect.bisect_left(ends, cut)
-        nearest = min(ends[max(index - 1, 0) : index + 1], key=lambda end: abs(end - cut))
-        if abs(nearest - cut) * TOLERANCE <= due:
-            cut = nearest
+        nearest_end = min(ends[max(index - 1, 0) : index + 1], key=lambda end: abs(end - cut))
+        if abs(nearest_end - cut) * TOLERANCE <= due_weight:
+            cut = nearest_end
 
         cuts.append(cut)
-        begin = cut
+        start = cut
     return cuts
 
 
 def draw_order(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
-    """Draws the order of a stream's shares in one epoch."""
+    """Returns a stream's shares in the random order of an epoch.
+
+    Args:
+        seed: Seed of the run.
+        stream: Number of the stream.
+    """
     order = permute(len(shares), derive_seed(seed, "shares", epoch, stream))
     return [shares[index] for index in order]

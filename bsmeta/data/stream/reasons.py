@@ -1,7 +1,7 @@
-"""The reasons why documents, or parts of them, are left out of training.
+"""The reasons why documents, or parts of documents, are left out of training.
 
-The metadata package detects problems in the JSON object; the window stages detect problems in the
-file and the line. A metadata type may list reasons of its own.
+`bsmeta.metadata` detects problems in a JSON object; the stages of a window detect problems in the
+file and in the line. A metadata type may add reasons (`MetadataType.reasons`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bsmeta.data.io.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, OVERLONG
 from bsmeta.metadata.processors import find_type
 from bsmeta.metadata.records import BadDocument, Line
 
-REASONS = (  # common to all types; a metadata type lists its own in `MetadataType.reasons`
+REASONS = (  # common to all metadata types
     "bad_content_spans",
     "blank_line",
     "byte_order_mark",
@@ -38,33 +38,41 @@ REASONS = (  # common to all types; a metadata type lists its own in `MetadataTy
 )
 
 TEST_OVERLAP = "test_overlap"
-"""Training documents dropped because they are held out."""
+"""Documents that are held out of training."""
 
 EMPTY_TEXT = "empty_text"
 """Documents without text: pages may be empty, which is not an error in the data."""
 
 HALF_USED = "half_used_at_phase_switch"
-"""Documents whose unused part was dropped when the metadata schedule switched phases."""
+"""Documents of which a part was dropped when the metadata schedule switched phases."""
 
-NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
+GOOD_DOCUMENT_REASONS = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
 """Reasons why good documents, or parts of them, are left out."""
 
 
 def list_reasons(keys: Sequence[str]) -> list[str]:
-    """Returns the reasons for bad documents: the common ones, then each metadata type's own."""
+    """Returns the reasons for bad documents: common reasons, then the reasons of metadata types.
+
+    Args:
+        keys: The metadata types of the run.
+    """
     reasons = dict.fromkeys(REASONS)
     for key in keys:
         reasons |= dict.fromkeys(find_type(key).reasons)
-    return [*reasons]
+    return list(reasons)
 
 
 def count_bad(skipped: Counter[str]) -> int:
-    """Counts the skipped documents that are bad, over all reasons."""
-    return skipped.total() - sum(skipped[reason] for reason in NOT_BAD)
+    """Counts the bad documents among all documents that were left out.
+
+    Args:
+        skipped: Number of documents left out, by reason.
+    """
+    return skipped.total() - sum(skipped[reason] for reason in GOOD_DOCUMENT_REASONS)
 
 
 def refine_error(line: Line, error: BadDocument) -> BadDocument:
-    """Returns a more specific error than `not_json` if the line shows why it is not JSON."""
+    """Returns a more specific error than `not_json` if the line has a recognized problem."""
     if error.reason != "not_json":
         return error
 

@@ -1,10 +1,10 @@
 """Surveys the data of a run before it starts.
 
 The survey lists and samples the shards, checks the first documents (`columns`), and hashes the
-held-out file. One process does this for all; the others receive the result, so the number of
-requests does not grow with the number of processes. Each process determines itself what may differ
-between machines: the paths of the shards, and that they are the same files
-(`shards.check_is_listed`, when a shard is opened).
+held-out file. One process does this and sends the result to the others, so the number of requests
+does not grow with the number of processes. Two things may differ between machines, so each process
+does them itself: it locates the shards and, when it opens one, checks that it is the same file
+(`shards.check_is_listed`).
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from bsmeta.data.stream.plan import Share, order_sequences
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The data of a run; picklable.
+    """The surveyed data of a run; picklable.
 
     Attributes:
-        entries: The configured paths and patterns of the shards of each source, made absolute on
-            the machine of the survey.
-        held_out_id: Identifies the held-out file.
-        remote_held_out: The held-out file, if it is not on a disk.
-        shards: The shards of each source, sorted, with the hashes of their samples.
+        entries: The configured paths and globs of each source's shards, made absolute on the
+            machine of the survey.
+        held_out_id: Identifier of the held-out data; see `identify_held_out`.
+        remote_held_out: The held-out file if it is remote; otherwise None.
+        shards: The shards of each source, sorted by name, with the hashes of their samples.
         held_out_fingerprints: The documents that must not be trained on; None if there is no
             held-out file.
         lines: Some of the first lines of each source.
-        failure: The error in reading documents of a run whose sequences are prepared; None if
-            there was none.
+        failure: The error that ended the survey of a run with prepared sequences, which may still
+            train on these; None if there was none.
     """
 
     entries: dict[str, list[str]]
@@ -66,28 +66,24 @@ class Survey:
     failure: UserError | None = None
 
     def open_corpora(self, config: DataConfig) -> list[Corpus]:
-        """Opens the corpora of a run for this process.
+        """Opens the corpora of a run with the paths and settings of this machine.
 
         Raises:
-            DataError: If the shards on this machine differ from the surveyed ones.
+            DataError: If the shards on this machine differ from the surveyed shards.
         """
         entries = _make_entries_absolute(config)
         shards: dict[str, list[Shard]] = {}
-        for name, data in build_source_configs(config).items():
-            settings = read_remote_settings(data)  # the cache folder may differ between machines
-            shards[name] = [
-                replace(shard, path=replace(shard.path, settings=settings))
-                if isinstance(shard.path, FileRef)
-                else shard
-                for shard in self.shards[name]
-            ]
+        for name, source_config in build_source_configs(config).items():
+            shards[name] = _set_remote_settings(self.shards[name], source_config)
             if entries[name] != self.entries[name]:
-                shards[name] = _set_local_paths(shards[name], data)
+                shards[name] = _set_local_paths(shards[name], source_config)
         return open_corpora(config, shards)
 
 
 def survey_data(config: DataConfig) -> Survey:
     """Lists, samples and checks the data of a run.
+
+    For a run with prepared sequences, the result contains most errors as its `failure`.
 
     Raises:
         ConfigurationError: If a key has an invalid value, or there are too many streams.
@@ -99,8 +95,9 @@ def survey_data(config: DataConfig) -> Survey:
     held_out_fingerprints = None
     failure = None
     try:
-        for name, data in build_source_configs(config).items():
-            shards[name] = add_sample_hashes(list_shards(data), Cache(data.cache_dir))
+        for name, source_config in build_source_configs(config).items():
+            cache = Cache(source_config.cache_dir)
+            shards[name] = add_sample_hashes(list_shards(source_config), cache)
 
         corpora = open_corpora(config, shards)
         raise_problems(
@@ -115,38 +112,51 @@ def survey_data(config: DataConfig) -> Survey:
             raise
         failure = error
 
-    path = find_validation_path(config)
+    held_out_path = find_validation_path(config)
     return Survey(
-        _make_entries_absolute(config),
-        identify_held_out(config),
-        path if isinstance(path, FileRef) else None,
-        shards,
-        held_out_fingerprints,
-        lines,
-        failure,
+        entries=_make_entries_absolute(config),
+        held_out_id=identify_held_out(config),
+        remote_held_out=held_out_path if isinstance(held_out_path, FileRef) else None,
+        shards=shards,
+        held_out_fingerprints=held_out_fingerprints,
+        lines=lines,
+        failure=failure,
     )
 
 
 def _make_entries_absolute(config: DataConfig) -> dict[str, list[str]]:
-    """Returns the configured paths and patterns of each source's shards, made absolute."""
+    """Returns the configured entries of each source: absolute paths and globs, and URLs."""
     entries: dict[str, list[str]] = {}
-    for name, data in build_source_configs(config).items():
+    for name, source_config in build_source_configs(config).items():
         entries[name] = [
-            entry if "://" in entry else os.path.abspath(entry) for entry in list_entries(data)
+            entry if "://" in entry else os.path.abspath(entry)
+            for entry in list_entries(source_config)
         ]
     return entries
 
 
+def _set_remote_settings(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
+    """Returns the shards, with this machine's settings for reading remote shards."""
+    settings = read_remote_settings(config)  # the cache folder may differ between machines
+    return [
+        replace(shard, path=replace(shard.path, settings=settings))
+        if isinstance(shard.path, FileRef)
+        else shard
+        for shard in shards
+    ]
+
+
 def _set_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
-    """Returns the shards, in which local ones have their paths on this machine.
+    """Returns the shards, with the paths of local shards on this machine.
 
     Raises:
-        DataError: If the shards on this machine differ.
+        DataError: If this machine has other shards.
     """
     paths = {shard.name: shard.path for shard in list_shards(config)}
     missing = [shard.name for shard in shards if shard.name not in paths]
-    if missing or len(paths) > len(shards):
-        differing = missing or sorted(paths.keys() - {shard.name for shard in shards})
+    additional = sorted(paths.keys() - {shard.name for shard in shards})
+    differing = missing or additional
+    if differing:
         raise DataError(
             f"data_config.train_file={config.train_file} names {len(paths)} shards on "
             f"{socket.gethostname()}, and {len(shards)} for the first process; the first that only "
@@ -155,7 +165,7 @@ def _set_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]
 
     return [
         shard
-        if isinstance(shard.path, FileRef)  # remote: the same for all machines
+        if isinstance(shard.path, FileRef)  # the same on all machines
         else replace(shard, path=paths[shard.name])
         for shard in shards
     ]
@@ -165,7 +175,7 @@ def read_checked_lines(config: DataConfig, corpus: Corpus) -> list[bytes]:
     """Checks the first documents of a corpus; returns some of its first lines.
 
     Raises:
-        ConfigurationError: If there is no document, or if none has one of the configured columns.
+        ConfigurationError: If there is no document, or a configured column is in none of them.
     """
     raise_problems(find_document_problems(config, corpus.name, corpus.shards))
     lines: list[bytes] = []
@@ -179,15 +189,14 @@ def _check_streams_have_documents(
 ) -> None:
     """Checks that each stream that yields sequences has at least one document.
 
-    A stream that owns the beginning of a shard has one, because the first documents are checked.
+    A stream that owns the first document of a shard needs no check.
 
     Raises:
         ConfigurationError: If there are too many streams.
-        DataError: If a shard of a stream without documents has none at all.
+        DataError: If a stream has no documents because a shard contains none.
     """
-    portions = order_sequences(config).count_portions(
-        [*build_source_configs(config)].index(corpus.name)
-    )
+    source = list(build_source_configs(config)).index(corpus.name)
+    portions = order_sequences(config).count_portions(source)
     for stream, (shares, portion) in enumerate(zip(shares_by_stream, portions, strict=True)):
         # The number in the shard of the stream's first document in each share.
         first_documents = [share.list_documents(0, 1)[0] for share in shares]
@@ -209,7 +218,7 @@ def _make_no_document_error(
     first_documents: Sequence[int],
     config: DataConfig,
 ) -> UserError:
-    """Returns the error of a stream without documents: an unusable shard, or too many streams.
+    """Returns the error for a stream without documents: an unusable shard, or too many streams.
 
     Args:
         stream: Number of the stream in its source.

@@ -1,14 +1,14 @@
 """The training stream of one rank: its steps, from the start or from a saved state.
 
-This is the last stage of the data, which the task passes to the trainer. The trainer merges the
-states of all ranks after a step and saves the result with the fingerprint. A stream that is
-restored from them, in a run of any world size and number of loader processes, continues exactly the
-same sequence of global batches.
+This is the last part of the data pipeline; the task passes the stream to the trainer. The trainer
+merges the states of all ranks after a step, and saves the merged state with the fingerprint. A
+stream that is restored from it, in a run of any world size and number of loader processes,
+continues exactly the same sequence of global batches.
 
-Each loader process reads some of the rank's logical streams and yields blocks of sequences; the
-i-th sequence of the rank comes from process i mod N. Each block is one message between processes,
-so blocks of several sequences save messages. A torch DataLoader polls its processes in turn and
-thus keeps the order; the state after each sequence travels with it.
+Each loader process reads some of the rank's logical streams, and sends blocks of several sequences,
+to save messages. The i-th sequence of the rank comes from process i mod N, which preserves the
+order because a torch DataLoader polls its processes in turn. Each sequence carries the state of its
+stream after it.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
 """Names of the counts of each source in a mixture; epochs are averaged over its streams."""
 
 MODEL_DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
-"""The dtypes of inputs that the model needs in a dtype other than the stored one."""
+"""The dtypes of model inputs that are stored in a smaller dtype."""
 
 WIDTH_STEP = 64
-"""Rows of varying length are padded to a multiple of this, to limit the number of shapes."""
+"""Rows of varying length are padded to a multiple of this length, to limit the number of shapes."""
 
 COLLECTION_THRESHOLD = 50_000
-"""Number of new objects that triggers a garbage collection; a window has tens of thousands."""
+"""Number of new objects that triggers a garbage collection; a window creates tens of thousands."""
 
 
 class PositionedBatch(NamedTuple):
-    """A micro-batch, and the state of the streams after it.
+    """A micro-batch, and the positions of its streams after it.
 
     Attributes:
-        positions: For each of its sequences, in order, the stream and the position after it.
+        positions: For each sequence in order, its stream and the position of the stream after it.
     """
 
     batch: MicroBatch
@@ -75,17 +75,20 @@ class PositionedBatch(NamedTuple):
 
 
 class TrainStream:
-    """This rank's steps in the order of the run; endless.
+    """The endless steps of this rank, in the order of the run.
 
     Args:
         tokenizer: A fast tokenizer with an EOS token and the special tokens of the metadata.
+        seed: Seed of the run.
+        global_batch_size: Number of sequences per step over all ranks.
         max_train_steps: Number of steps of the run, which the metadata schedule divides into
             shares; only needed with a schedule.
-        decay_start: Number of steps before the learning rate decays; a phase may begin there.
-        is_branch: Whether the state may come from a run whose schedule differs after it.
+        decay_start: Number of steps before the decay of the learning rate, with which a phase may
+            begin; None without a decay.
+        is_branch: Whether the state may be from a run whose later phases differ.
         state: `{"fingerprint": ..., "streams": {number: position}}` as saved with a checkpoint;
             None starts from the beginning.
-        survey: The survey of the data, made by one process for all; if None, it is made here.
+        survey: The survey that one process made for all; None surveys the data here.
         fixed_length: Whether all micro-batches must have the same shape; otherwise, rows of varying
             length (`row_budget=text`) are padded only to about the longest of their micro-batch.
 
@@ -115,7 +118,8 @@ class TrainStream:
         self._config = config
         self._is_narrow = config.row_budget == BY_TEXT and not fixed_length
         self._global_batch_size = global_batch_size
-        self._accumulation = global_batch_size // world_size // config.per_device_train_batch_size
+        rank_batch_size = global_batch_size // world_size
+        self._accumulation = rank_batch_size // config.per_device_train_batch_size
         self._division = divide_sequences(config, rank, world_size, global_batch_size)
 
         assert max_train_steps is not None or not config.metadata_config.schedule
@@ -127,14 +131,14 @@ class TrainStream:
         if rank == 0 and isinstance(self._streams, LiveStreams):
             self._streams.warn_of_slow_resumes()
 
-        # Prepared sequences work with either kind of attention; a run uses only one.
+        # Prepared sequences can be used with both kinds of attention, but a run uses only one.
         self.fingerprint = {
             **self._streams.fingerprint,
             "cross_document_attention": config.cross_document_attention,
         }
-        self._pad = tokenizer.pad_token_id
-        if self._pad is None:
-            self._pad = tokenizer.eos_token_id
+        self._pad_id = tokenizer.pad_token_id
+        if self._pad_id is None:
+            self._pad_id = tokenizer.eos_token_id
 
         self._positions: dict[int, Position] = {}
         self._order = order_sequences(config)
@@ -162,26 +166,26 @@ class TrainStream:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state of this rank before its first step."""
+        """The state of this rank before its first step, when it has read no stream."""
         return {"streams": {}}
 
     def __iter__(self) -> Iterator[StepData]:
-        """Yields the steps from the state on."""
+        """Yields the steps after the restored state."""
         config = self._config
         blocks = SequenceBlocks(
             self._iterate_worker_sequences,
-            size=config.per_device_train_batch_size,
-            length=compute_row_length(config),
-            pad=self._pad,
+            block_size=config.per_device_train_batch_size,
+            row_length=compute_row_length(config),
+            pad_id=self._pad_id,
             is_joined=config.cross_document_attention,
             num_streams=config.num_streams if config.sources else None,
         )
-        names = list_count_names(config.metadata_config.metadata_list)
+        count_names = list_count_names(config.metadata_config.metadata_list)
         for source in config.sources:
-            names += [f"{count}/{source.name}" for count in SOURCE_COUNTS]
+            count_names += [f"{count}/{source.name}" for count in SOURCE_COUNTS]
 
         steps = _iterate_steps(
-            blocks, self._accumulation, config.num_workers, names, is_narrow=self._is_narrow
+            blocks, self._accumulation, config.num_workers, count_names, is_narrow=self._is_narrow
         )
         first_step = self._num_done // self._global_batch_size + 1
         streams: dict[int, dict[str, int]] = {}  # the saved positions of this rank's streams
@@ -191,14 +195,14 @@ class TrainStream:
             yield StepData(batches, {"streams": dict(streams)}, phase)
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """Merges the positions of all ranks' streams into one state."""
+        """Merges the states of all ranks into the state of the run: all streams' positions."""
         streams = {number: position.state() for number, position in self._positions.items()}
         for state in states:
             streams |= {int(number): position for number, position in state["streams"].items()}
         return {"streams": dict(sorted(streams.items()))}
 
     def _iterate_worker_sequences(self, worker: int) -> Iterator[PackedSequence]:
-        """Yields the sequences of one loader process; opens a stream on its first turn."""
+        """Yields the sequences of a loader process; opens each stream at its first turn."""
         open_streams: dict[int, Iterator[PackedSequence]] = {}
         open_stream = self._add_source_counts if self._config.sources else self.iterate_sequences
         for index in self._division.iterate_sequence_indices(self._num_done, worker):
@@ -209,24 +213,24 @@ class TrainStream:
 
     def _add_source_counts(self, stream: int) -> Iterator[PackedSequence]:
         """Yields the sequences of a stream of a mixture, with the counts of their source added."""
-        source, index = divmod(stream, self._config.num_streams)
+        source, stream_of_source = divmod(stream, self._config.num_streams)
         portions = self._order.count_portions(source)
-        document_share = portions[index] / sum(portions)  # of the source's documents
+        document_share = portions[stream_of_source] / sum(portions)  # of the source's documents
         epoch = self._positions.get(stream, Position()).epoch
         for sequence in self.iterate_sequences(stream):
-            epochs_begun = sequence.position_after.epoch - epoch
+            num_new_epochs = sequence.position_after.epoch - epoch
             epoch = sequence.position_after.epoch
             counts_by_source = np.zeros((len(self._config.sources), len(SOURCE_COUNTS)))
             counts_by_source[source] = [  # in the order of SOURCE_COUNTS
                 1.0,  # sequences
                 len(sequence.ids),  # tokens
-                epochs_begun * document_share,  # epochs
+                num_new_epochs * document_share,  # epochs
             ]
             sequence.counts = np.concatenate((sequence.counts, counts_by_source.reshape(-1)))
             yield sequence
 
     def iterate_sequences(self, stream: int) -> Iterator[PackedSequence]:
-        """Yields the packed sequences of a stream from its position in this run on."""
+        """Yields the packed sequences of a stream, beginning at its restored position."""
         return self._streams.iterate_sequences(stream, self._positions.get(stream, Position()))
 
 
@@ -237,7 +241,7 @@ def _open_streams(
     phases: Phases,
     survey: Survey,
 ) -> LiveStreams | PreparedStreams:
-    """Opens the streams of a run: prepared sequences if configured, otherwise the shards."""
+    """Opens the streams of a run: its prepared sequences if configured, otherwise its shards."""
     if config.prepared is None:
         return LiveStreams(config, tokenizer, seed, phases, survey)
 
@@ -247,7 +251,7 @@ def _open_streams(
 
 
 def _drop_later_phases(fingerprint: dict[str, Any], num_done: int) -> dict[str, Any]:
-    """Removes the phases that begin after the first `num_done` sequences from a fingerprint."""
+    """Removes from a fingerprint the phases that begin after the first `num_done` sequences."""
     starts = [start for start in fingerprint["phase_starts"] if start < num_done]
     return {**fingerprint, "phase_starts": starts}
 
@@ -255,8 +259,13 @@ def _drop_later_phases(fingerprint: dict[str, Any], num_done: int) -> dict[str, 
 def _check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:
     """Checks that a run continues with the data of its checkpoint.
 
+    Args:
+        saved: The fingerprint in the checkpoint.
+        current: The fingerprint of the run.
+        on_changed: If `warn`, differences are only logged.
+
     Raises:
-        ConfigurationError: If the data differ, unless `on_changed` is `warn`, which logs a warning.
+        ConfigurationError: If the fingerprints differ, unless `on_changed` is `warn`.
     """
     differences = "\n".join(describe_differences(saved, current, "in the checkpoint"))
     if not differences:
@@ -276,10 +285,10 @@ class SequenceInfo(NamedTuple):
     """The length, documents and stream of a sequence.
 
     Attributes:
-        num_tokens: Number of tokens without padding.
-        documents: Names of its documents.
-        stream: Number of its stream.
-        position_after: The position of the stream after this sequence.
+        num_tokens: Number of tokens, without padding.
+        documents: Names of the documents in the sequence.
+        stream: Number of the stream.
+        position_after: The position of the stream after the sequence.
     """
 
     num_tokens: int
@@ -293,8 +302,8 @@ class Block:
     """Consecutive sequences of one loader process, stacked.
 
     Attributes:
-        tensors: Inputs of the model, each [sequences, L]; in a mixture also `sources`, the index
-            of each sequence's source.
+        tensors: Inputs of the model, each [sequences, row_length]; in a mixture also `sources`
+            [sequences], the index of each sequence's source.
         counts: float64[sequences, counts].
         infos: One entry per sequence.
     """
@@ -306,22 +315,22 @@ class Block:
 
 @dataclass(eq=False)
 class SequenceBlocks(IterableDataset):
-    """Blocks of sequences of one loader process; endless.
+    """The endless blocks of sequences of one loader process.
 
     Attributes:
         iterate_sequences: Yields the sequences of the loader process with the given index.
-        size: Number of sequences per block.
-        length: Number of tokens of a padded sequence.
-        pad: Id of the padding token.
+        block_size: Number of sequences per block.
+        row_length: Number of tokens of a padded sequence.
+        pad_id: Id of the padding token.
         is_joined: Whether positions are continuous within a sequence (`cross_document_attention`)
             instead of restarting with each chunk.
         num_streams: Number of streams of each source in a mixture; None without a mixture.
     """
 
     iterate_sequences: Callable[[int], Iterator[PackedSequence]]
-    size: int
-    length: int
-    pad: int
+    block_size: int
+    row_length: int
+    pad_id: int
     is_joined: bool = False
     num_streams: int | None = None
 
@@ -333,12 +342,12 @@ class SequenceBlocks(IterableDataset):
         sequences = self.iterate_sequences(worker.id if worker else 0)
         while True:
             try:
-                block = list(itertools.islice(sequences, self.size))
+                block = list(itertools.islice(sequences, self.block_size))
             except UserError as error:
                 yield error  # raised in the trainer's process, without a worker's stack trace
                 return
 
-            stacked = stack_sequences(block, self.length, self.pad, is_joined=self.is_joined)
+            stacked = stack_sequences(block, self.row_length, self.pad_id, is_joined=self.is_joined)
             if self.num_streams is not None:
                 sources = [sequence.stream // self.num_streams for sequence in block]
                 stacked.tensors["sources"] = torch.tensor(sources)
@@ -347,13 +356,14 @@ class SequenceBlocks(IterableDataset):
 
 def _tune_garbage_collection(*, is_worker: bool) -> None:
     """Makes full garbage collections rare and cheap, once per process."""
-    is_tuned = gc.get_threshold()[0] == COLLECTION_THRESHOLD
-    # A worker inherits the trainer's freeze. The count comes last: it visits every object.
-    if not is_worker and (is_tuned or gc.get_freeze_count()):
-        return
+    # A worker is always tuned, because it inherits the trainer's frozen objects.
+    if not is_worker:
+        is_tuned = gc.get_threshold()[0] == COLLECTION_THRESHOLD
+        if is_tuned or gc.get_freeze_count():  # counting visits every object, so it comes last
+            return
 
-    # Existing objects (mostly of libraries) are long-lived: scanning all of them in every full
-    # collection would take a tenth of the time.
+    # Existing objects (mostly of libraries) are long-lived: scanning them in every full collection
+    # would take a tenth of the time.
     gc.collect()
     gc.freeze()
     # The data code creates no cycles, but a window's documents would trigger many collections.
@@ -361,15 +371,15 @@ def _tune_garbage_collection(*, is_worker: bool) -> None:
 
 
 def stack_sequences(
-    sequences: list[PackedSequence], length: int, pad: int, *, is_joined: bool = False
+    sequences: list[PackedSequence], row_length: int, pad_id: int, *, is_joined: bool = False
 ) -> Block:
-    """Stacks sequences, padded to one length; the padding is a separate chunk.
+    """Pads sequences to a common length, and stacks them; the padding counts as a chunk.
 
-    Attention restarts where the positions do (`models.attention`): at each chunk, or only at each
-    sequence if `is_joined`.
+    Attention restarts where the positions restart (`models.attention`): at each chunk or, if
+    `is_joined`, only at each sequence.
     """
-    shape = (len(sequences), length)
-    ids = np.full(shape, pad, np.int32)
+    shape = (len(sequences), row_length)
+    ids = np.full(shape, pad_id, np.int32)
     token_types = np.zeros(shape, np.uint8)
     loss_mask = np.zeros(shape, np.bool_)
     lengths: list[int] = []
@@ -379,11 +389,11 @@ def stack_sequences(
         ids[row, :num_tokens] = sequence.ids
         token_types[row, :num_tokens] = sequence.token_types
         loss_mask[row, :num_tokens] = sequence.loss_mask
-        lengths += [*sequence.lengths.tolist(), length - num_tokens]
+        lengths += [*sequence.lengths.tolist(), row_length - num_tokens]
         types += [*sequence.types.tolist(), 0]
 
     chunk_lengths = np.array(lengths)
-    part_lengths = np.full(len(sequences), length) if is_joined else chunk_lengths
+    part_lengths = np.full(len(sequences), row_length) if is_joined else chunk_lengths
     positions = _number_positions(part_lengths)
 
     arrays = {
@@ -415,18 +425,17 @@ def _iterate_steps(
     blocks: SequenceBlocks,
     accumulation: int,
     num_workers: int,
-    names: list[str],
+    count_names: list[str],
     *,
     is_narrow: bool,
 ) -> Iterator[tuple[list[MicroBatch], dict[int, Position]]]:
-    """Yields the micro-batches of each step, and the position of each of their streams after it.
+    """Yields the micro-batches of each step, and the positions of their streams after the step.
 
     Args:
-        blocks: The blocks of each loader process; taking a sequence of each in turn yields the
-            rank's sequences in order.
+        blocks: The blocks of a loader process. The rank's sequences in order are one sequence of
+            each process in turn.
         accumulation: Number of micro-batches per step.
         num_workers: Number of loader processes; 0 does all work in this process.
-        names: Names of the counts.
         is_narrow: Whether a micro-batch is only as wide as its longest sequence requires.
     """
     iterator: Iterator[Block | UserError] = iter(blocks)
@@ -435,15 +444,15 @@ def _iterate_steps(
             blocks,
             num_workers,
             worker_init_fn=set_up_worker,
-            # The loader draws a seed for its processes: not from the dropout generator, whose
-            # state a resumed run has just restored.
+            # The loader draws a seed for its processes. It must not draw it from the dropout
+            # generator, whose state a resumed run has just restored.
             generator=torch.Generator(),
         )
         iterator = iter(loader)
 
     try:
         batches = _iterate_micro_batches(
-            iterator, blocks.size, max(num_workers, 1), names, is_narrow=is_narrow
+            iterator, blocks.block_size, max(num_workers, 1), count_names, is_narrow=is_narrow
         )
         while step := list(itertools.islice(batches, accumulation)):
             positions: dict[int, Position] = {}
@@ -451,9 +460,9 @@ def _iterate_steps(
                 positions.update(micro_batch.positions)
             yield [micro_batch.batch for micro_batch in step], positions
     finally:
-        # Terminate the processes now: the iterator would wait 5 s for each one that is itself
-        # waiting for data. Kept alive by the error's traceback, it would be collected as part of a
-        # cycle, its queues first, and would then wait 10 s in vain for each process.
+        # Terminate the processes now: the iterator would wait 5 s for each process that is itself
+        # waiting for data. If an error's traceback kept the iterator alive, it would be collected
+        # as part of a cycle, its queues first, and would wait 10 s in vain for each process.
         for process in getattr(iterator, "_workers", ()):
             process.terminate()
         del iterator
@@ -461,39 +470,39 @@ def _iterate_steps(
 
 def _iterate_micro_batches(
     blocks: Iterator[Block | UserError],
-    size: int,
-    workers: int,
-    names: list[str],
+    batch_size: int,
+    num_processes: int,
+    count_names: list[str],
     *,
     is_narrow: bool,
 ) -> Iterator[PositionedBatch]:
-    """Yields micro-batches of the blocks that the loader processes produce in turn; endless.
+    """Yields endless micro-batches from blocks that the loader processes produce in turn.
 
     Raises:
         UserError: The error of a loader process.
     """
     while True:
-        blocks_in_turn: list[Block] = []  # a block of each loader process
-        for block in itertools.islice(blocks, workers):
+        process_blocks: list[Block] = []  # one of each process
+        for block in itertools.islice(blocks, num_processes):
             if isinstance(block, UserError):
                 raise block
-            blocks_in_turn.append(block)
-        yield from merge_blocks(blocks_in_turn, size, names, is_narrow=is_narrow)
+            process_blocks.append(block)
+        yield from merge_blocks(process_blocks, batch_size, count_names, is_narrow=is_narrow)
 
 
 def merge_blocks(
-    blocks: list[Block], size: int, names: list[str], *, is_narrow: bool = False
+    blocks: list[Block], batch_size: int, count_names: list[str], *, is_narrow: bool = False
 ) -> Iterator[PositionedBatch]:
-    """Yields micro-batches of blocks of the same length, taking a sequence of each in turn.
+    """Yields micro-batches that take one sequence of each block in turn.
 
     Args:
-        size: Number of sequences in a micro-batch.
-        names: Names of the counts.
+        blocks: Blocks of the same size.
+        batch_size: Number of sequences in a micro-batch.
         is_narrow: Whether a micro-batch is only as wide as its longest sequence requires.
     """
     merged = _interleave_blocks(blocks)
-    for first in range(0, len(merged.infos), size):
-        rows = slice(first, first + size)
+    for first in range(0, len(merged.infos), batch_size):
+        rows = slice(first, first + batch_size)
         infos = merged.infos[rows]
         lengths = [info.num_tokens for info in infos]
         width = round_up_to_multiple(max(lengths), WIDTH_STEP) if is_narrow else None
@@ -501,7 +510,7 @@ def merge_blocks(
             name: _finish_rows(name, tensor[rows], width) for name, tensor in merged.tensors.items()
         }
 
-        documents: dict[str, None] = {}  # in order, without repetitions
+        documents: dict[str, None] = {}  # a set in order
         for info in infos:
             documents |= dict.fromkeys(info.documents)
 
@@ -512,33 +521,42 @@ def merge_blocks(
             padding=inputs["input_ids"].numel() - sum(lengths),
             documents=list(documents),
             targets=_hash_text_targets(inputs),
-            counts=dict(zip(names, merged.counts[rows].sum(axis=0).tolist(), strict=True)),
+            counts=dict(zip(count_names, merged.counts[rows].sum(axis=0).tolist(), strict=True)),
         )
         positions = [(info.stream, info.position_after) for info in infos]
         yield PositionedBatch(batch, positions)
 
 
 def _interleave_blocks(blocks: list[Block]) -> Block:
-    """Merges blocks of the same length into one that has a sequence of each in turn."""
-    infos_in_turn = zip(*(block.infos for block in blocks), strict=True)
-    infos = list(itertools.chain.from_iterable(infos_in_turn))
+    """Merges blocks of the same size into a block with one sequence of each in turn."""
+    if len(blocks) == 1:
+        return blocks[0]
+
+    infos: list[SequenceInfo] = []
+    for infos_in_turn in zip(*(block.infos for block in blocks), strict=True):
+        infos += infos_in_turn
     counts = np.stack([block.counts for block in blocks], axis=1).reshape(len(infos), -1)
     tensors = {}
     for name in blocks[0].tensors:
         parts = [block.tensors[name] for block in blocks]
-        tensors[name] = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1).flatten(0, 1)
+        tensors[name] = torch.stack(parts, dim=1).flatten(0, 1)
     return Block(tensors, counts, infos)
 
 
 def _hash_text_targets(inputs: Mapping[str, torch.Tensor]) -> str:
-    """Hashes the targets that are text tokens; the hash does not depend on the byte order."""
+    """Hashes the targets that are text tokens; machines of any byte order get the same hash."""
     is_text_target = inputs["loss_mask"].numpy() & (inputs["token_types"].numpy() == 0)
     text_targets = inputs["input_ids"].numpy()[is_text_target].astype("<i4")
     return xxhash.xxh3_64_hexdigest(text_targets.tobytes())
 
 
 def _finish_rows(name: str, rows: torch.Tensor, width: int | None) -> torch.Tensor:
-    """Truncates rows of a model input to a width, casts them and pins their memory."""
+    """Prepares rows of a model input: truncates, casts and, for a GPU, pins them.
+
+    Args:
+        name: Name of the input.
+        width: Maximum number of tokens; None truncates nothing.
+    """
     if width is not None and rows.dim() > 1:
         rows = rows[:, :width].contiguous()
     if name in MODEL_DTYPES:

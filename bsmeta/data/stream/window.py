@@ -1,8 +1,8 @@
-"""A window: some documents of a shard that become sequences together.
+"""Windows: groups of documents of a shard that are turned into sequences together.
 
-`corpora` reads it, `window_maker` turns it into sequences. No state is carried from one window to
-the next, and the sequences depend only on (seed, epoch, shard, document numbers), so a window can
-be rebuilt at any time.
+`corpora` reads a window, `window_maker` turns it into sequences. No state is carried from one
+window to the next, and the sequences depend only on (seed, epoch, shard, document numbers), so a
+window can be rebuilt at any time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Window:
     """Some documents of a shard that are turned into sequences together.
 
     Attributes:
-        epoch: The epoch of the stream that reads them.
+        epoch: The epoch in which the stream reads them.
         numbers: Numbers of the documents in the shard, from 0 and increasing.
-        lines: The line of each document; shorter than `numbers` if the shard ends before.
-        damage: Why the shard cannot be read after these lines; empty if it can.
+        lines: The line of each document; shorter than `numbers` if the shard ends before the last.
+        damage: Why the shard cannot be read after these lines; "" if it is not damaged.
     """
 
     epoch: int
@@ -34,7 +34,12 @@ class Window:
     damage: str = ""
 
     def derive_seed(self, seed: int, purpose: str) -> int:
-        """Derives the seed of one kind of random choice in this window from the run's seed."""
+        """Derives a seed for random choices in this window.
+
+        Args:
+            seed: Seed of the run.
+            purpose: Distinguishes this seed from others for the same window.
+        """
         return derive_seed(seed, purpose, self.epoch, self.shard.name, self.numbers[0])
 
 

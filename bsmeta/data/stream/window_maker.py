@@ -1,9 +1,9 @@
 """Connects the stages of a window, from its lines to packed sequences.
 
-Most of the stream's time is spent here: `corpora` reads the window; the `stages` decode its lines,
-sample and render metadata, encode, cut and pack. The state of each stage is either fixed for a run
-(the decoder, the tokenizer) or made for one window (its donors, its counts): none is carried from
-one window to the next.
+`corpora` reads the window; the `stages` decode its lines, sample and render metadata, encode, cut
+and pack, which takes most of the stream's time. The state of a stage is either fixed for the run
+(the decoder, the tokenizer) or created for each window (the donors, the counts): no state is
+carried from one window to the next.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.checks import find_row_budget_problems
 from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.metadata_type import SHUFFLED
-from bsmeta.metadata.rendering import Rendered, TypeSampler
+from bsmeta.metadata.rendering import Rendered
+from bsmeta.metadata.sampling import TypeSampler
 
 
 class WindowMaker:
@@ -50,9 +51,17 @@ class WindowMaker:
 
     Args:
         tokenizer: A fast tokenizer with an EOS token.
-        source: Name of the source in a mixture.
-        held_out: Documents that must not be trained on.
+        seed: Seed of the run.
+        source: Name of the source in a mixture; "" without a mixture.
+        held_out: Documents that must not be trained on; None if there are none.
         sample: Lines on which `tokenizer_backend` must agree with the tokenizer.
+
+    Attributes:
+        decoder: Decodes the lines of the source.
+
+    Raises:
+        ConfigurationError: If the metadata cannot be used with `row_budget`, or the tokenizer
+            cannot be used.
     """
 
     def __init__(
@@ -74,8 +83,8 @@ class WindowMaker:
         self.decoder = make_decoder(self._metadata, config.columns, source, config.content)
         self._text_decoder: Decoder | None = None
         if config.row_budget == BY_TEXT:
-            text = replace(self._metadata, metadata_list=[], metadata_column_list=None)
-            self._text_decoder = make_decoder(text, config.columns, content=config.content)
+            text_only = replace(self._metadata, metadata_list=[], metadata_column_list=None)
+            self._text_decoder = make_decoder(text_only, config.columns, content=config.content)
 
         self._samplers = [TypeSampler(phase) for phase in configure_phases(self._metadata)]
         self._renderer = DocumentRenderer(config)
@@ -92,11 +101,11 @@ class WindowMaker:
         """Prepares the good documents of a window for packing.
 
         Args:
-            phase: Index of the phase of the metadata schedule to sample metadata with.
-            leave_out: Numbers in the shard of documents that are not prepared.
+            phase: Index of the phase of the metadata schedule, for the sampling of metadata types.
+            leave_out: Documents that are not prepared, by their numbers in the shard.
 
         Returns:
-            The documents, encoded and cut into chunks; and the number of skipped documents by
+            The documents, encoded and cut into chunks, and the number of skipped documents by
             reason.
 
         Raises:
@@ -125,7 +134,7 @@ class WindowMaker:
         encoded = encode_documents(
             remaining, self._encoder, also_plain=self._metadata.without_metadata_same_context
         )
-        documents = [*cut_documents(encoded, self._config)]
+        documents = list(cut_documents(encoded, self._config))
         return documents, skipped
 
     def pack(self, window: Window, documents: Sequence[WindowDocument]) -> PackedWindow:
@@ -133,15 +142,15 @@ class WindowMaker:
         return pack_documents(documents, window, self._config, self._seed)
 
     def _render_all_types(self, lines: Sequence[bytes]) -> list[Rendered]:
-        """Decodes lines and renders their documents with all metadata types; skips bad lines."""
+        """Renders the documents in lines with all metadata types; skips bad lines."""
         types = tuple(self._metadata.metadata_list)
 
-        def take_all_types(document: ReadDocument) -> ReadDocument:
+        def set_all_types(document: ReadDocument) -> ReadDocument:
             document.types = types
             return document
 
         numbered = (NumberedLine(number, number, line) for number, line in enumerate(lines))
         decoded = decode_lines(numbered, self.decoder)
-        typed = apply_stage(take_all_types, decoded)
+        typed = apply_stage(set_all_types, decoded)
         documents = apply_stage(self._renderer.render, typed)
         return [document.rendered for document in documents if not isinstance(document, BadLine)]

@@ -1,4 +1,5 @@
-"""Reads examples with random access: a store of rows, their order in steps, and a rank's stream.
+"""Reads tables: their rows, stores of rows with random access, and the steps of an epoch.
 
-Tasks use this for examples that are rows of a table; `bsmeta.data.stream` is for endless corpora.
+Tasks use this package if their examples are rows of a table; `bsmeta.data.stream` is for endless
+corpora.
 """

@@ -1,10 +1,10 @@
 """Reads CSV files of unknown origin.
 
 The encoding, separator, quotes and columns of a file are detected. Its rows are streamed, each with
-its number, and bad ones with the problem. Memory is bounded by the longest row.
+its number and, if it is bad, with the problem. Memory is bounded by the longest row.
 
-Python's `csv` parses the rows. The readers of pyarrow and polars are not used: they add the rows
-after an unclosed quote to its cell, and do not report line numbers.
+Python's `csv` parses the rows. The readers of pyarrow and polars are not used: they read the rows
+after an unclosed quote as part of its cell, and do not report line numbers.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from bsmeta.data.table.text_file import (
     AUTO,
     GZIP_ERRORS,
     check_encoding,
-    find_encoding,
+    detect_encoding,
     make_not_text_error,
     open_text,
-    refuse_other_formats,
+    refuse_non_text,
 )
 
 log = logging.getLogger(__name__)
 
 MAX_RECORD_CHARS = 2**24
-"""Maximum length of a row, so that an unclosed quote does not read a whole file into memory."""
+"""Maximum length of a row, so that a whole file is not read into memory after an unclosed quote."""
 
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
+"""Names of the separators that are detected."""
 
 _NUM_SAMPLE_CHARS = 1 << 18  # first characters of a file, from which its format is detected
 _NUM_SAMPLE_RECORDS = 200
 _MAX_LISTED_COLUMNS = 20  # in an error message
+_MAX_SHOWN_ROWS = 5  # bad rows in an error message
 
 _RULER = re.compile(r"(?=.*[-=]{3})[-=+|: \t]++[\r\n]*")  # a line drawn under the header
-_MAX_SHOWN_ROWS = 5  # bad rows in an error message
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class CSVFormat:
     Attributes:
         encoding: Name of a Python codec.
         separator: The character between columns.
-        escape: The character that escapes a quote within quotes; None if such quotes are doubled.
-        columns: The column names in the header, stripped.
+        escape: The character before a quote within quotes; None if such quotes are doubled.
+        columns: The column names in the header, without surrounding spaces.
         header_line: The line number of the header, from 1.
-        notes: Notes for the user on values that were detected rather than declared.
+        notes: Notes for the user on detected values.
     """
 
     encoding: str
@@ -66,7 +67,7 @@ class CSVFormat:
     notes: tuple[str, ...]
 
 
-def find_format(
+def detect_format(
     path: Path,
     required: Sequence[str],
     *,
@@ -78,16 +79,16 @@ def find_format(
     Args:
         required: The columns that the file must have.
         separator: The declared separator, or `auto`.
-        encoding: The declared encoding, or `auto`, which reads the whole file to detect it.
+        encoding: The declared encoding; `auto` reads the whole file to detect the encoding.
 
     Raises:
         DataError: If the file is empty, or not a CSV file.
         ConfigurationError: If a required column is missing, or occurs twice.
     """
-    refuse_other_formats(path)
+    refuse_non_text(path)
     notes = []
     if encoding == AUTO:
-        encoding, note = find_encoding(path)
+        encoding, note = detect_encoding(path)
         if note:
             notes.append(note)
 
@@ -101,14 +102,14 @@ def find_format(
     if not "".join(lines).strip("\ufeff \r\n"):
         raise DataError(f"{path} is empty; expected a CSV file with a header")
 
-    form = _choose_format(lines, required, separator, encoding, num_skipped)
-    if separator == AUTO and form.separator != ",":
-        notes.append(f"columns are separated by a {SEPARATORS[form.separator]}")
-    if form.escape:
+    csv_format = _choose_format(lines, required, separator, encoding, num_skipped)
+    if separator == AUTO and csv_format.separator != ",":
+        notes.append(f"columns are separated by a {SEPARATORS[csv_format.separator]}")
+    if csv_format.escape:
         notes.append("quotes are escaped by a backslash")
     header = next(line for line in lines if line.strip("\ufeff \r\n"))
-    _check_columns(path, form, required, header)
-    return replace(form, notes=tuple(notes))
+    _check_columns(path, csv_format, required, header)
+    return replace(csv_format, notes=tuple(notes))
 
 
 def _choose_format(
@@ -122,45 +123,54 @@ def _choose_format(
 
     Args:
         separator: The declared separator; `auto` tries all `SEPARATORS`.
-        num_skipped: Number of lines of the file before these.
+        num_skipped: Number of lines of the file before `lines`.
     """
     candidates = list(SEPARATORS) if separator == AUTO else [_parse_separator(separator)]
     trials = []
     for candidate in candidates:
         for escape in (None, "\\"):
-            form = CSVFormat(encoding, candidate, escape, (), num_skipped, ())
-            trials.append(_try_format(form, lines, required))
-    return max(trials, key=_Trial.score).form
+            csv_format = CSVFormat(
+                encoding, candidate, escape, columns=(), header_line=num_skipped, notes=()
+            )
+            trials.append(_try_format(csv_format, lines, required))
+    return max(trials, key=_FormatTrial.score).csv_format
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """A format, and how well it fits the first lines of a file.
+class _FormatTrial:
+    """A candidate format, and measures of its fit to the first lines of a file.
 
     Attributes:
-        form: The format, with the columns that the header has under it.
+        csv_format: The format, with the columns of the header as read in this format.
         num_required: Number of required columns among them.
         fitting_share: Fraction of the records with as many cells as the header.
     """
 
-    form: CSVFormat
+    csv_format: CSVFormat
     num_required: int
     fitting_share: float
 
     def score(self) -> tuple[int, float, int, bool]:
-        """Returns the criteria by which formats are compared, the most important first."""
-        doubles_quotes = self.form.escape is None
+        """Returns the measures by which formats are compared, the most important first."""
+        doubles_quotes = self.csv_format.escape is None
         return (
             self.num_required,
             self.fitting_share,
-            len(self.form.columns),
+            len(self.csv_format.columns),
             doubles_quotes,
         )
 
 
-def _try_format(form: CSVFormat, lines: Sequence[str], required: Sequence[str]) -> _Trial:
-    """Reads the first lines of a file in a format, and returns how well they fit."""
-    reader = _iterate_records(lines, form.separator, form.escape)
+def _try_format(
+    csv_format: CSVFormat, lines: Sequence[str], required: Sequence[str]
+) -> _FormatTrial:
+    """Reads the first lines of a file in a format, and measures the fit.
+
+    Args:
+        csv_format: The format without columns; `header_line` is the number of lines of the file
+            before `lines`.
+    """
+    reader = _iterate_records(lines, csv_format.separator, csv_format.escape)
     records: list[list[str]] = []
     header_line = num_failures = 0
     while len(records) < _NUM_SAMPLE_RECORDS:
@@ -170,16 +180,20 @@ def _try_format(form: CSVFormat, lines: Sequence[str], required: Sequence[str]) 
             break
         except csv.Error:
             # The last row may be bad only because the sample ends inside it.
-            num_failures += reader.line_num < len(lines)  # type: ignore[attr-defined]
+            if reader.line_num < len(lines):  # type: ignore[attr-defined]
+                num_failures += 1
             continue
         if any(cell.strip() for cell in cells):
-            header_line = header_line or reader.line_num  # type: ignore[attr-defined]
+            if not records:
+                header_line = reader.line_num  # type: ignore[attr-defined]
             records.append(cells)
 
     columns = tuple(cell.strip("\ufeff \t") for cell in records[0]) if records else ()
     num_fitting = sum(len(record) == len(columns) for record in records[1:])
-    return _Trial(
-        form=replace(form, columns=columns, header_line=form.header_line + header_line),
+    return _FormatTrial(
+        csv_format=replace(
+            csv_format, columns=columns, header_line=csv_format.header_line + header_line
+        ),
         num_required=len({*required} & {*columns}),
         fitting_share=(num_fitting + 1) / (len(records) + num_failures + 1),
     )
@@ -188,7 +202,7 @@ def _try_format(form: CSVFormat, lines: Sequence[str], required: Sequence[str]) 
 def _iterate_records(
     lines: Iterable[str], separator: str, escape: str | None
 ) -> Iterator[list[str]]:
-    """Returns a `csv` reader of records, each a list of cells."""
+    """Returns a `csv` reader, which yields each record as a list of cells."""
     csv.field_size_limit(MAX_RECORD_CHARS)  # the default is too short for many texts
     return csv.reader(
         lines,
@@ -200,7 +214,11 @@ def _iterate_records(
 
 
 def _parse_separator(separator: str) -> str:
-    """Returns the character of a declared separator."""
+    """Returns the character of a declared separator.
+
+    Raises:
+        ConfigurationError: If it is not one character, or `tab`.
+    """
     character = {"tab": "\t", "\\t": "\t"}.get(separator, separator)
     if len(character) != 1 or character in '"\r\n ':
         raise ConfigurationError(
@@ -210,7 +228,12 @@ def _parse_separator(separator: str) -> str:
 
 
 def _read_sample(path: Path, encoding: str) -> Iterator[str]:
-    """Yields the first lines of a file."""
+    """Yields the first lines of a file, about `_NUM_SAMPLE_CHARS` characters.
+
+    Raises:
+        ConfigurationError: If there is no such encoding.
+        DataError: If the file cannot be read in this encoding.
+    """
     check_encoding(encoding)
     text, file = open_text(path, encoding)
     with file, text:
@@ -225,29 +248,32 @@ def _read_sample(path: Path, encoding: str) -> Iterator[str]:
             return  # reported with the number of the row, when the rows are read
 
 
-def _check_columns(path: Path, form: CSVFormat, required: Sequence[str], header: str) -> None:
+def _check_columns(path: Path, csv_format: CSVFormat, required: Sequence[str], header: str) -> None:
     """Checks that a file has each required column once.
 
     Args:
         header: The line of the header, for the message.
 
     Raises:
-        ConfigurationError: If it has not.
+        ConfigurationError: If a column is missing, or occurs twice.
     """
     problems = []
     for name in required:
-        count = form.columns.count(name)
+        count = csv_format.columns.count(name)
         if count > 1:
             problems.append(f"column {name!r} occurs {count} times; rename the others")
         elif count == 0:
-            problems.append(f"there is no column {name!r}{suggest_nearest(name, form.columns)}")
+            problems.append(
+                f"there is no column {name!r}{suggest_nearest(name, csv_format.columns)}"
+            )
 
     if problems:
-        hint = _suggest_separator(header, required) if len(form.columns) < 2 else ""
-        columns = ", ".join(form.columns[:_MAX_LISTED_COLUMNS])[:500]
+        hint = _suggest_separator(header, required) if len(csv_format.columns) < 2 else ""
+        columns = ", ".join(csv_format.columns[:_MAX_LISTED_COLUMNS])[:500]
+        separator_name = SEPARATORS.get(csv_format.separator, csv_format.separator)
         raise ConfigurationError(
-            f"{path}: {'; '.join(problems)}. The header, line {form.header_line}, separated by a "
-            f"{SEPARATORS.get(form.separator, form.separator)}, has: {columns}{hint}"
+            f"{path}: {'; '.join(problems)}. The header, line {csv_format.header_line}, separated "
+            f"by a {separator_name}, has: {columns}{hint}"
         )
 
 
@@ -255,10 +281,10 @@ def _suggest_separator(header: str, required: Sequence[str]) -> str:
     """Suggests the character beside a required name in the header as the separator.
 
     Returns:
-        A question for the message; "" if there is no such character.
+        A question for the end of a message; "" if there is no such character.
     """
+    character = r"([^\w\s\"'])"
     for name in required:
-        character = r"([^\w\s\"'])"
         escaped_name = re.escape(name)
         after_name = re.search(rf"(?<!\w){escaped_name}[\"' ]*{character}", header)
         before_name = re.search(rf"{character}[\"' ]*{escaped_name}(?!\w)", header)
@@ -276,7 +302,7 @@ class Row:
     Attributes:
         number: Number of the row, from 1. The header does not count; empty lines count only between
             the rows of a table with one column.
-        line: The line number at which the row begins, from 1.
+        line: Number of the line at which the row begins, from 1.
         cells: The cells, one per column unless there is a problem.
         problem: Why the row cannot be used; None if it can.
     """
@@ -288,9 +314,10 @@ class Row:
 
 
 class BadRows:
-    """Collects bad rows, and refuses them or logs that they were left out.
+    """Collects the bad rows of a table; refuses them, or logs that they were left out.
 
     Args:
+        path: The file, for messages.
         on_bad_row: `refuse` or `skip`.
         key: The configuration key of `on_bad_row`, for messages.
 
@@ -309,7 +336,7 @@ class BadRows:
         """Records a bad row.
 
         Raises:
-            DataError: If bad rows are refused, and there are as many as a message lists.
+            DataError: If bad rows are refused, and there are now as many as a message lists.
         """
         self.count += 1
         if len(self._first_problems) < _MAX_SHOWN_ROWS:
@@ -331,7 +358,7 @@ class BadRows:
             log.warning("%s: %s left out\n  %s", self._path, rows, first_rows)
 
     def list_notes(self) -> list[str]:
-        """Returns a note on the omitted rows for a report, in a list; empty if there are none."""
+        """Returns a note for a report on the rows left out, in a list; empty if there are none."""
         if not self.count:
             return []
         rows = "1 row was" if self.count == 1 else f"{self.count:,} rows were"
@@ -343,7 +370,7 @@ class BadRows:
         """Returns the error that refuses the bad rows.
 
         Args:
-            extent: Whether there may be more of them.
+            extent: Ending of `5 bad rows`: whether there may be more.
         """
         rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows {extent}"
         first_rows = "\n  ".join(self._first_problems)
@@ -354,7 +381,7 @@ class BadRows:
 
 
 def read_rows(
-    path: Path, form: CSVFormat, advance: Callable[[int], None] = lambda _: None
+    path: Path, csv_format: CSVFormat, advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[Row]:
     """Yields the rows of a file after its header.
 
@@ -364,20 +391,19 @@ def read_rows(
     Raises:
         DataError: If the file ends early (gzip), is not in its encoding, or cannot be read.
     """
-    text, file = open_text(path, form.encoding)
+    text, file = open_text(path, csv_format.encoding)
     number = 0  # of the last row
-
     with file, text:
-        lines = _Lines(text, form)
+        lines = _RereadableLines(text, csv_format)
         try:
-            for record in _read_records(lines, form):
+            for record in _read_records(lines, csv_format):
                 number += 1
-                yield _to_row(number, record, form)
+                yield _to_row(number, record, csv_format)
                 if number % 1000 == 0:
                     advance(file.tell())
                     report_progress()
         except UnicodeError as error:
-            raise make_not_text_error(path, form.encoding, lines.number, error) from error
+            raise make_not_text_error(path, csv_format.encoding, lines.number, error) from error
         except GZIP_ERRORS as error:
             raise DataError(
                 f"{path}: damaged gzip data after row {number:,}: {error}; is the file complete?"
@@ -391,8 +417,8 @@ class _Record(NamedTuple):
     """A record of a file as parsed, before it is compared with the header.
 
     Attributes:
-        line: The line number at which the record begins, from 1.
-        cells: The cells; none if there is a problem.
+        line: Number of the line at which the record begins, from 1.
+        cells: The cells; empty if there is a problem.
         problem: Why the record cannot be read; None if it can.
     """
 
@@ -401,14 +427,14 @@ class _Record(NamedTuple):
     problem: str | None = None
 
 
-def _to_row(number: int, record: _Record, form: CSVFormat) -> Row:
-    """Returns the row of a record, with a problem if the record does not fit the header."""
+def _to_row(number: int, record: _Record, csv_format: CSVFormat) -> Row:
+    """Returns the row of a record, with a problem if it does not fit the header."""
     if record.problem is not None:
         return Row(number, record.line, record.cells, record.problem)
 
     # Spreadsheets may write extra separators at the end of a line.
     cells = record.cells
-    num_columns = len(form.columns)
+    num_columns = len(csv_format.columns)
     if len(cells) > num_columns and not any(cell.strip() for cell in cells[num_columns:]):
         cells = cells[:num_columns]
 
@@ -421,12 +447,12 @@ def _to_row(number: int, record: _Record, form: CSVFormat) -> Row:
     return Row(number, record.line, cells, problem)
 
 
-def _read_records(lines: _Lines, form: CSVFormat) -> Iterator[_Record]:
+def _read_records(lines: _RereadableLines, csv_format: CSVFormat) -> Iterator[_Record]:
     """Yields the records after the header."""
-    reader = _iterate_records(lines, form.separator, form.escape)
-    blank_lines: list[int] = []  # in a table with one column, rows with empty text if others follow
+    reader = _iterate_records(lines, csv_format.separator, csv_format.escape)
+    blank_lines: list[int] = []  # in a table with one column: rows with empty text if others follow
     while True:
-        line = lines.begin()
+        line = lines.begin_record()
         try:
             cells = _read_cells(reader, lines)
         except StopIteration:
@@ -434,17 +460,17 @@ def _read_records(lines: _Lines, form: CSVFormat) -> Iterator[_Record]:
         except (csv.Error, _TooLongError) as error:
             # The row ends with its first line; otherwise, an unclosed quote would include the next
             # rows.
-            lines.give_back(1)
+            lines.put_back(1)
             yield _Record(line, [], _describe_problem(error))
             continue
 
-        if line <= form.header_line:
+        if line <= csv_format.header_line:
             continue
         record_text = "".join(lines.record)
-        if line == form.header_line + 1 and _RULER.fullmatch(record_text):
+        if line == csv_format.header_line + 1 and _RULER.fullmatch(record_text):
             continue
         if not record_text.strip():
-            if len(form.columns) == 1:
+            if len(csv_format.columns) == 1:
                 blank_lines.append(line)
             continue
 
@@ -454,8 +480,8 @@ def _read_records(lines: _Lines, form: CSVFormat) -> Iterator[_Record]:
         yield _Record(line, cells)
 
 
-def _read_cells(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
-    """Returns the cells of the next record, read without padding after quoted cells if necessary.
+def _read_cells(reader: Iterator[list[str]], lines: _RereadableLines) -> list[str]:
+    """Returns the cells of the next record; if necessary, ignores padding after quoted cells.
 
     Raises:
         StopIteration: At the end of the file.
@@ -464,30 +490,30 @@ def _read_cells(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
     try:
         return next(reader)
     except csv.Error as error:
-        lines.fail(error)
+        lines.record_failure(error)
         return _read_unpadded(reader, lines)
 
 
-def _read_unpadded(reader: Iterator[list[str]], lines: _Lines) -> list[str]:
+def _read_unpadded(reader: Iterator[list[str]], lines: _RereadableLines) -> list[str]:
     """Reads a record again, without padding after its quoted cells, as in `"a text"   ,label`.
 
     Raises:
         csv.Error, _TooLongError: If the record still cannot be read.
     """
-    lines.give_back(0)
-    lines.begin()
+    lines.put_back(0)
+    lines.begin_record()
     lines.is_padded = False
     try:
         return next(reader)
     except csv.Error as error:
-        lines.fail(error)
+        lines.record_failure(error)
         raise
     finally:
         lines.is_padded = True
 
 
 def _describe_problem(error: csv.Error | _TooLongError) -> str:
-    """Describes for the user why a record cannot be read."""
+    """Returns the reason why a record cannot be read, for the user."""
     if isinstance(error, _TooLongError):
         return f"longer than {MAX_RECORD_CHARS:,} characters; is a quote not closed?"
     if "end of data" in str(error):
@@ -506,10 +532,10 @@ def _read_lines(text: TextIO) -> Iterator[str]:
 
 
 class _JoinedLines(str):
-    """Several lines of a file as one, because the line ends of all but the last are escaped.
+    """Several lines of a file as one line, because all line ends but the last are escaped.
 
     Attributes:
-        num_lines: Number of lines.
+        num_lines: Number of joined lines.
     """
 
     num_lines: int
@@ -521,14 +547,15 @@ class _JoinedLines(str):
 
 
 def _join_escaped(lines: Iterator[str], escape: str) -> Iterator[str]:
-    """Yields lines; joins a line whose end is escaped with the next one, up to the limit."""
+    """Yields lines; joins a line whose end is escaped with the next, up to `MAX_RECORD_CHARS`."""
     parts: list[str] = []
     length = 0
     for line in lines:
         is_escaped = line[-2:-1] == escape and _is_end_escaped(line, escape)
-        if not (is_escaped or parts):
+        if not is_escaped and not parts:
             yield line
             continue
+
         parts.append(line)
         length += len(line)
         if is_escaped and length < MAX_RECORD_CHARS:
@@ -541,14 +568,14 @@ def _join_escaped(lines: Iterator[str], escape: str) -> Iterator[str]:
 
 
 def _count_lines(line: str) -> int:
-    """Counts the lines of the file that a line consists of."""
+    """Returns the number of lines of the file in a line, which may be joined."""
     return line.num_lines if isinstance(line, _JoinedLines) else 1
 
 
 def _is_end_escaped(line: str, escape: str) -> bool:
     """Returns whether the end of a line is escaped: preceded by an odd number of escapes.
 
-    The `\\n` of `\\r\\n` never is, because the `\\r` is before it.
+    The `\\n` of `\\r\\n` is never escaped, because the `\\r` precedes it.
     """
     content = line[:-1]
     num_escapes = len(content) - len(content.rstrip(escape))
@@ -560,82 +587,84 @@ class _TooLongError(Exception):
 
 
 class _Failure(NamedTuple):
-    """The error of records that extend to a line.
+    """An error that every record that extends to a certain line runs into.
 
     Attributes:
-        end: Number of the line at which the error occurred.
+        end_line: Number of the line at which the error occurs.
     """
 
-    end: int
+    end_line: int
     error: csv.Error | _TooLongError
 
 
-class _Lines:
+class _RereadableLines:
     """Passes lines to a `csv` reader; the lines of a bad record can be read again.
 
-    Parsing again from each line of a bad record would take quadratic time, hours for a megabyte. A
-    record continues on the next line only within quotes: if a record that begins within the bad one
-    is still open after its first line, it runs into the same error, and is reported as bad at once.
-    (A part of a record that is too long counts as too long.)
+    Parsing again from each line of a bad record would take quadratic time, hours for a megabyte.
+    This is avoided because a record continues on the next line only within quotes: a record that
+    begins within the bad record and is still open after its first line would run into the same
+    error, so it is reported as bad at once. (A part of a record that is too long counts as too
+    long.)
 
     Attributes:
-        record: The lines of the current record, as they are in the file.
+        record: The lines of the current record, as in the file.
         number: Number of lines read so far.
         is_padded: Whether spaces between a quote and a separator are kept.
     """
 
-    def __init__(self, text: TextIO, form: CSVFormat) -> None:
+    def __init__(self, text: TextIO, csv_format: CSVFormat) -> None:
         self.record: list[str] = []
         self.number = 0
         self.is_padded = True
 
         self._lines = _read_lines(text)
-        if form.escape is not None:
-            self._lines = _join_escaped(self._lines, form.escape)
-        self._padding = re.compile(rf'" ++(?={re.escape(form.separator)}|\r?\n?$)')
-        self._returned: deque[str] = deque()  # lines to read again
+        if csv_format.escape is not None:
+            self._lines = _join_escaped(self._lines, csv_format.escape)
+        self._padding = re.compile(rf'" ++(?={re.escape(csv_format.separator)}|\r?\n?$)')
+        self._put_back_lines: deque[str] = deque()
         self._num_chars = 0  # of the record
         self._is_at_end = False
         self._failures: dict[bool, _Failure] = {}  # by `is_padded`
-        # Whether lines are checked for failures; not until the first bad record, for speed.
-        self._is_careful = False
+        # Whether lines are checked for failures; for speed, only after a bad record.
+        self._checks_failures = False
 
-    def begin(self) -> int:
+    def begin_record(self) -> int:
         """Begins a record; returns the number of its first line."""
         self.record = []
         self._num_chars = 0
-        if self._is_careful and not self._returned:
+        if self._checks_failures and not self._put_back_lines:
             self._failures.clear()
-            self._is_careful = False
+            self._checks_failures = False
         return self.number + 1
 
-    def give_back(self, first: int) -> None:
+    def put_back(self, first: int) -> None:
         """Puts back the lines of the record from index `first` on, to be read again."""
         lines = self.record[first:]
-        self._returned.extendleft(reversed(lines))
+        self._put_back_lines.extendleft(reversed(lines))
         self.number -= sum(map(_count_lines, lines))
         self._is_at_end = False
 
-    def fail(self, error: csv.Error | _TooLongError) -> None:
+    def record_failure(self, error: csv.Error | _TooLongError) -> None:
         """Records the error of the current record, for records that begin within it."""
         previous = self._failures.get(self.is_padded)
-        end = self.number + self._is_at_end
-        if previous is None or previous.end < end:
-            self._failures[self.is_padded] = _Failure(end, error)
-        self._is_careful = True
+        end_line = self.number + 1 if self._is_at_end else self.number
+        if previous is None or previous.end_line < end_line:
+            self._failures[self.is_padded] = _Failure(end_line, error)
+        self._checks_failures = True
 
-    def __iter__(self) -> _Lines:
+    def __iter__(self) -> _RereadableLines:
         return self
 
     def __next__(self) -> str:
-        if self._is_careful:
-            return self._next_carefully()
+        if self._checks_failures:
+            return self._read_checked()
 
         try:
             line = next(self._lines)
         except StopIteration:
             self._is_at_end = True
             raise
+        # As `_count_lines`, without a call for each line.
         self.number += line.num_lines if isinstance(line, _JoinedLines) else 1
         self.record.append(line)
         self._num_chars += len(line)
@@ -643,18 +672,18 @@ class _Lines:
             self._refuse_length()
         return line
 
-    def _next_carefully(self) -> str:
+    def _read_checked(self) -> str:
         """Returns the next line, which may have been put back, unless it would lead to an error.
 
         Raises:
             csv.Error, _TooLongError: If the record is open and would run into a recorded error.
         """
         failure = self._failures.get(self.is_padded)
-        if failure is not None and self.record and self.number < failure.end:
+        if failure is not None and self.record and self.number < failure.end_line:
             raise type(failure.error)(*failure.error.args)
 
         try:
-            line = self._returned.popleft() if self._returned else next(self._lines)
+            line = self._put_back_lines.popleft() if self._put_back_lines else next(self._lines)
         except StopIteration:
             self._is_at_end = True
             raise
@@ -668,5 +697,5 @@ class _Lines:
     def _refuse_length(self) -> None:
         """Records and raises the error of a record that is too long."""
         error = _TooLongError()
-        self.fail(error)
+        self.record_failure(error)
         raise error

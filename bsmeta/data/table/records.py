@@ -1,6 +1,6 @@
 """Reads records (CSV, JSON lines or Parquet) and writes predictions (CSV or JSON lines).
 
-Both are streamed, and writing is resumable: rows are appended to `OUTPUT.part`, which is renamed
+Both are streamed, and writing can be resumed: rows are appended to `OUTPUT.part`, which is renamed
 when it is complete. After an interruption, the next call keeps the complete rows if
 `OUTPUT.part.json` records the same input and the same model.
 """
@@ -29,7 +29,7 @@ from bsmeta.data.table.csv_file import (
     BadRows,
     CSVFormat,
     Row,
-    find_format,
+    detect_format,
     read_rows,
 )
 from bsmeta.data.table.text_file import (
@@ -43,14 +43,16 @@ from bsmeta.data.table.text_file import (
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
 PARQUET = ".parquet"
+
 Record = dict[str, Any]
+"""A record: values by column or key."""
 
 PARQUET_BATCH_ROWS = 256
 """Number of rows of a Parquet file that are converted at a time."""
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_MAX_PREFIX_CHARS = 1000  # characters of the keys in which an object is nested
+_NUMBER_PATTERN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_MAX_PREFIX_CHARS = 1000  # of the path of an object whose keys become columns
 
 
 def read_records(
@@ -69,9 +71,11 @@ def read_records(
         required: The columns in which each record must have a text.
         bad_rows: Receives the rows that cannot be read, lack a text, or fail the check.
         check: Raises a `DataError` for a record that cannot be used.
+        separator: The separator of a CSV file, or `auto`.
+        encoding: The encoding of a text file, or `auto`.
 
     Raises:
-        DataError: If the file cannot be read.
+        DataError: If the file cannot be read, or `bad_rows` refuses a row.
         ConfigurationError: If a column is missing from a CSV file, or occurs twice.
     """
     for row, record in read_record_rows(path, required, separator=separator, encoding=encoding):
@@ -95,6 +99,8 @@ def read_record_rows(
     Args:
         path: A CSV file or JSON lines, compressed with gzip or not, or a Parquet file.
         required: The columns that a CSV file must have, and whose texts must be valid Unicode.
+        separator: The separator of a CSV file, or `auto`.
+        encoding: The encoding of a text file, or `auto`.
 
     Raises:
         DataError: If the file cannot be read.
@@ -105,22 +111,25 @@ def read_record_rows(
     if path.name.endswith(JSON_LINES):
         check_encoding(encoding)
         return _read_json_rows(path, required, "utf-8" if encoding == AUTO else encoding)
-    form = find_format(path, required, separator=separator, encoding=encoding)
-    return _read_csv_rows(path, form)
+    csv_format = detect_format(path, required, separator=separator, encoding=encoding)
+    return _read_csv_rows(path, csv_format)
 
 
-def find_missing_texts(record: Record, required: Sequence[str]) -> str | None:
-    """Describes the columns in which a record lacks a text; None if it has all."""
-    texts = {name: value for name, value in record.items() if isinstance(value, str)}
-    missing = [name for name in required if not texts.get(name, "").strip()]
-    return f"no text in {' and '.join(map(repr, missing))}" if missing else None
+def describe_missing_texts(record: Record, required: Sequence[str]) -> str | None:
+    """Names the required columns in which a record has no text; None if it has all texts."""
+    missing = []
+    for name in required:
+        value = record.get(name)
+        if not isinstance(value, str) or not value.strip():
+            missing.append(repr(name))
+    return f"no text in {' and '.join(missing)}" if missing else None
 
 
 def _describe_record_problem(
     record: Record, required: Sequence[str], check: Callable[[Record], None]
 ) -> str | None:
     """Returns why a record cannot be used; None if it can."""
-    problem = find_missing_texts(record, required)
+    problem = describe_missing_texts(record, required)
     if problem is not None:
         return problem
     try:
@@ -130,16 +139,19 @@ def _describe_record_problem(
     return None
 
 
-def _read_csv_rows(path: Path, form: CSVFormat) -> Iterator[tuple[Row, Record]]:
+def _read_csv_rows(path: Path, csv_format: CSVFormat) -> Iterator[tuple[Row, Record]]:
     """Yields the rows of a CSV file with their records; the record of a bad row is empty."""
-    repeated = sorted(name for name, count in Counter(form.columns).items() if count > 1)
+    counts = Counter(csv_format.columns)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
         raise ConfigurationError(
             f"{path}: {', '.join(map(repr, repeated))} more than once in the header; expected "
             "each column once, because all are written to the output"
         )
-    for row in read_rows(path, form):
-        record = {} if row.problem else dict(zip(form.columns, row.cells, strict=True))
+    for row in read_rows(path, csv_format):
+        record: Record = {}
+        if not row.problem:
+            record = dict(zip(csv_format.columns, row.cells, strict=True))
         yield row, record
 
 
@@ -200,7 +212,7 @@ class RecordWriter:
         spreadsheet_safe: Whether `escape_spreadsheet_cell` is applied to the cells of a CSV file.
 
     Attributes:
-        num_done: The number of records that an interrupted call has written.
+        num_done: Number of records that an interrupted call has already written.
 
     Raises:
         ConfigurationError: If the output exists, its format is unknown, or the interrupted call had
@@ -245,7 +257,11 @@ class RecordWriter:
             raise self._make_write_error(error) from error
 
     def _write_csv(self, record: Record) -> None:
-        """Appends a record to a CSV file, after the header if it is the first record."""
+        """Appends a record to a CSV file; writes the header before the first record.
+
+        Raises:
+            DataError: If the record has a column that the first record does not have.
+        """
         cells = flatten_record(record)
         if self._spreadsheet_safe:
             cells = {
@@ -266,8 +282,8 @@ class RecordWriter:
 
     def _write_row(self, cells: list[Any]) -> None:
         """Appends a row to a CSV file, quoted so that any reader reads the same cells."""
-        # `csv` quotes neither a carriage return, at which readers end the row, nor a space at the
-        # beginning, which readers skip.
+        # By itself, `csv` quotes neither a carriage return, at which some readers end the row, nor
+        # a leading space, which some readers skip.
         texts = [cell for cell in cells if isinstance(cell, str)]
         needs_quotes = any("\r" in text or text.startswith(" ") for text in texts)
         quoting: Literal[0, 1] = csv.QUOTE_ALL if needs_quotes else csv.QUOTE_MINIMAL
@@ -285,7 +301,11 @@ class RecordWriter:
             raise self._make_write_error(error) from error
 
     def _lock(self) -> None:
-        """Locks the unfinished output until the process ends."""
+        """Locks the unfinished output until the process ends.
+
+        Raises:
+            ConfigurationError: If another process has locked it.
+        """
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -303,7 +323,7 @@ class RecordWriter:
         Raises:
             ConfigurationError: If the keys differ.
         """
-        current = json.loads(json.dumps(key))  # as it is after loading: tuples are lists
+        current = json.loads(json.dumps(key))  # as it is after loading: tuples become lists
         if num_rows == 0:
             self._key_path.write_text(json.dumps(current))
             return
@@ -326,19 +346,20 @@ class RecordWriter:
         self._file.seek(0, os.SEEK_END)
 
     def _make_write_error(self, error: OSError) -> DataError:
-        """Returns the error of an output that cannot be written."""
+        """Returns the error for an output that cannot be written."""
         return DataError(f"output={self._path} cannot be written: {error}")
 
 
 def escape_spreadsheet_cell(cell: Any) -> Any:
-    """Returns a cell, with ' before a text that a spreadsheet would evaluate as a formula.
+    """Returns a cell, with a ' before a text that a spreadsheet would evaluate as a formula.
 
     Formulas can start programs and send cells to a server. Numbers are unchanged. The characters
     with which formulas begin are from OWASP's page on CSV injection.
     """
-    if not isinstance(cell, str) or not cell.startswith(_FORMULA_STARTS) or _NUMBER.fullmatch(cell):
+    if not isinstance(cell, str):
         return cell
-    return f"'{cell}"
+    is_formula = cell.startswith(_FORMULA_STARTS) and not _NUMBER_PATTERN.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def check_output(path: Path) -> None:
@@ -357,13 +378,14 @@ def find_complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
     """Returns the offset after the last complete row of a file, and the number of complete rows.
 
     Args:
-        quoted: Whether line ends within quotes are part of the row.
+        quoted: Whether line ends within quotes are part of a row, as in CSV.
     """
     end = position = num_rows = num_quotes = 0
     with path.open("rb") as file:
         for line in file:
             position += len(line)
-            num_quotes += line.count(b'"') if quoted else 0
+            if quoted:
+                num_quotes += line.count(b'"')
             if line.endswith(b"\n") and num_quotes % 2 == 0:
                 end = position
                 num_rows += 1
@@ -373,12 +395,12 @@ def find_complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
 def flatten_record(record: Mapping[str, Any]) -> Record:
     """Returns a record as the cells of a row: `{"a": {"b": 1}}` as `{"a.b": 1}`; lists as JSON.
 
-    Objects whose path exceeds `_MAX_PREFIX_CHARS` characters also become JSON: otherwise, a long
-    key would be repeated in the name of each column below it.
+    An object whose path is longer than `_MAX_PREFIX_CHARS` also becomes JSON: otherwise, a long key
+    would be repeated in the names of all columns below it.
     """
     cells: Record = {}
-    # The objects that are being flattened, the innermost last: the prefix of their columns, and
-    # their remaining items.
+    # The objects that are being flattened, the innermost last; of each, the prefix of its columns,
+    # and its remaining items.
     stack = [("", iter(record.items()))]
     while stack:
         prefix, items = stack[-1]

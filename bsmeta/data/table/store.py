@@ -1,13 +1,14 @@
-"""Stores the rows of a table on disk: built once per machine, and memory-mapped by every process.
+"""Stores the rows of a table on disk, where every process of a machine maps them into memory.
 
-A store is a folder that `datasets` saves. Its `key.json` records everything that determines the
-rows: the content hash of the source (`hash_files`) and every setting that affects a row. A store
-built with different settings is refused; the message names the settings that differ.
+A store is a folder that `datasets` saves, built once per machine. Its `key.json` records everything
+that determines the rows: the content hash of the source (`hash_files`) and every setting that
+affects a row. A store that was built with different settings is refused; the message names the
+differing settings.
 
-Arrow files have no checksums, so `key.json` has the hashes of all files; the first process of each
+Arrow files have no checksums, so `key.json` has the hashes of all files. The first process of each
 machine compares them when it opens the store (16 GB per CPU second). A store may also come from
-someone else, together with its hashes. So that process also checks the offsets and texts of all
-arrays, which Arrow trusts, and refuses columns of types that open other files, such as images.
+someone else, together with its hashes, so that process also checks the offsets and texts of all
+arrays, which Arrow trusts, and refuses columns whose types open other files, such as images.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from bsmeta.core.progress import hold_lock, report_opaque_work, report_progress
 if TYPE_CHECKING:
     import datasets
 
-KEY = "key.json"
-HASHES = "hashes.json"
+KEY_FILE = "key.json"
+HASHES_FILE = "hashes.json"
 
-_STATE = "state.json"  # written by `datasets`: the Arrow files in their order
+_STATE_FILE = "state.json"  # written by `datasets`: lists the Arrow files in order
 
 # The errors that `datasets` raises for a damaged description of columns have no common class.
-_UNREADABLE = (
+_READ_ERRORS = (
     OSError,
     ValueError,
     LookupError,
@@ -59,9 +60,9 @@ class SavedKey(msgspec.Struct):
     """The content of `key.json`.
 
     Attributes:
-        key: The key of the rows; see `open_store`.
+        key: Everything that determines the rows; see `open_store`.
         rows: Number of rows.
-        files: Hash of each file in the store, by name.
+        files: Hash of each file in the store, by its name.
     """
 
     key: dict[str, Any]
@@ -91,15 +92,15 @@ def open_store(
 ) -> datasets.Dataset:
     """Opens a store; builds it first if it does not exist.
 
-    Every process of a run calls this function: one process per machine builds the store while the
+    Every process of a run calls this function. One process per machine builds the store while the
     others wait.
 
     Args:
         folder: The folder of the store.
-        key: Everything that determines the rows, as JSON types: the source's content hash and every
-            setting.
+        key: Everything that determines the rows, as JSON types: the content hash of the source and
+            every setting.
         build: Builds the rows: a dataset (it may use `Dataset.map(num_proc=...)`), or batches of
-            rows, which are written as they arrive; the first must not be empty.
+            rows, which are written as they arrive; the first batch must not be empty.
         overwrite: Whether to replace a store that was built from a different source or with
             different settings.
         remedy: Advice on replacing such a store, for the message that refuses it.
@@ -114,10 +115,10 @@ def open_store(
     """
     from datasets import load_from_disk
 
-    current = json.loads(json.dumps(key))  # as it is after loading: tuples are lists
+    current = json.loads(json.dumps(key))  # as it is after loading: tuples become lists
     with hold_write_lock(folder, f"the rows of {folder}"):
         if overwrite and folder.exists() and _read_key(folder).key != current:
-            shutil.rmtree(folder)  # processes that have mapped its files can still read them
+            shutil.rmtree(folder)  # other processes can still read the files that they have mapped
         if not folder.exists():
             with report_opaque_work():
                 _write_store(folder, current, build())
@@ -129,7 +130,7 @@ def open_store(
             f"{folder} was built with other settings; restore them, or {remedy}:\n{differences}"
         )
 
-    # One process of each machine verifies the content.
+    # Only one process of each machine verifies the content.
     is_verifier = os.environ.get("LOCAL_RANK", "0") == "0"
     _check_data_files(folder, saved)
     if is_verifier:
@@ -139,7 +140,7 @@ def open_store(
         rows = load_from_disk(str(folder))
         if is_verifier:
             _check_values(folder, rows)
-    except _UNREADABLE as error:
+    except _READ_ERRORS as error:
         raise _make_damage_error(folder, str(error)) from error
 
     if len(rows) != saved.rows:
@@ -166,7 +167,7 @@ def _write_store(
             num_rows = _write_batches(iter(rows), part)
         files = {path.name: hash_file(path) for path in sorted(part.iterdir())}
         saved = {"key": key, "rows": num_rows, "files": files}
-        (part / KEY).write_text(json.dumps(saved, indent=1))
+        (part / KEY_FILE).write_text(json.dumps(saved, indent=1))
 
 
 def _write_batches(batches: Iterator[pa.RecordBatch], folder: Path) -> int:
@@ -178,7 +179,7 @@ def _write_batches(batches: Iterator[pa.RecordBatch], folder: Path) -> int:
     features = Features.from_arrow_schema(first.schema)
     Dataset.from_dict(first.to_pydict(), features).save_to_disk(str(folder))
 
-    # Its Arrow file is then replaced by one with all batches.
+    # Its Arrow file is then replaced by a file with all batches.
     (path,) = folder.glob("*.arrow")
     num_rows = 0
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, first.schema) as stream:
@@ -189,33 +190,33 @@ def _write_batches(batches: Iterator[pa.RecordBatch], folder: Path) -> int:
 
 
 def _check_data_files(folder: Path, saved: SavedKey) -> None:
-    """Checks that `state.json` lists only Arrow files that were written with the store.
+    """Checks that `state.json` lists only files whose hashes are in `key.json`.
 
     Raises:
         DataError: If it lists others, or cannot be read.
     """
     try:
-        content = (folder / _STATE).read_bytes()
+        content = (folder / _STATE_FILE).read_bytes()
         state = decode_json(content, _State)
     except (OSError, msgspec.MsgspecError) as error:
-        raise _make_damage_error(folder, f"{_STATE}: {error}") from error
+        raise _make_damage_error(folder, f"{_STATE_FILE}: {error}") from error
 
     for file in state.data_files:
         if file.filename not in saved.files:
             raise _make_damage_error(
-                folder, f"{_STATE} lists {file.filename!r}, which {KEY} does not have"
+                folder, f"{_STATE_FILE} lists {file.filename!r}, which {KEY_FILE} does not have"
             )
 
 
 def _check_hashes(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Checks that no file is missing or was changed after the store was built.
+    """Checks that all files exist and are unchanged since the store was built.
 
     Raises:
-        DataError: If one is or was.
+        DataError: If a file is missing or was changed.
     """
     for name, expected in hashes.items():
         try:
-            actual = hash_file(join_inside(folder, name, str(folder / KEY)))
+            actual = hash_file(join_inside(folder, name, str(folder / KEY_FILE)))
         except (OSError, UnsafeNameError) as error:
             raise _make_damage_error(folder, str(error)) from error
         if actual != expected:
@@ -223,11 +224,11 @@ def _check_hashes(folder: Path, hashes: Mapping[str, str]) -> None:
 
 
 def _check_values(folder: Path, rows: datasets.Dataset) -> None:
-    """Checks that all columns have plain values, and that no offset in an array is out of bounds.
+    """Checks that all columns have plain values, and that the arrays are valid.
 
     Raises:
         DataError: If a column has values of another type.
-        pa.ArrowException: If an offset is out of bounds.
+        pa.ArrowException: If an offset is out of bounds, or a text is not UTF-8.
     """
     for column, feature in rows.features.items():
         if not _is_plain(feature):
@@ -247,23 +248,28 @@ def _is_plain(feature: Any) -> bool:
 
 
 def _read_key(folder: Path) -> SavedKey:
-    """Reads the `key.json` of a store."""
+    """Reads the `key.json` of a store.
+
+    Raises:
+        DataError: If it is missing or damaged.
+    """
     try:
-        return decode_json((folder / KEY).read_bytes(), SavedKey)
+        return decode_json((folder / KEY_FILE).read_bytes(), SavedKey)
     except (OSError, msgspec.MsgspecError) as error:
-        raise _make_damage_error(folder, f"{KEY}: {error}") from error
+        raise _make_damage_error(folder, f"{KEY_FILE}: {error}") from error
 
 
 def _make_damage_error(folder: Path, reason: str) -> DataError:
-    """Returns the error of a damaged store."""
+    """Returns the error for a damaged store."""
     return DataError(f"{folder} is damaged ({reason}); delete the folder to build it again")
 
 
 class _SavedHash(msgspec.Struct):
-    """The hash of a file in `hashes.json`.
+    """The hash of a file, in `hashes.json`.
 
     Attributes:
-        state: Size, modification time (ns) and inode of the file when it was hashed.
+        state: Size, modification time (ns since 1970) and inode of the file when it was hashed.
+        hash: The xxh3 of its content, in hexadecimal.
     """
 
     state: list[int]
@@ -271,19 +277,22 @@ class _SavedHash(msgspec.Struct):
 
 
 def hash_files(files: Sequence[Path], folder: Path) -> dict[Path, str]:
-    """Returns the xxh3 of each file's content, in hexadecimal.
+    """Returns the xxh3 of the content of each file, in hexadecimal.
 
-    A file is read again only if its size, its modification time or its inode has changed.
+    A file is read again only if its size, modification time or inode has changed.
 
     Args:
         folder: The folder in which the hashes are saved; created if it does not exist.
+
+    Raises:
+        OSError: If a file cannot be read, or the hashes cannot be saved.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / HASHES
+    path = folder / HASHES_FILE
     hashes: dict[Path, str] = {}
     with hold_lock(f"{path}.lock", "hashing the data sets"):
         saved: dict[str, _SavedHash] = {}
-        with contextlib.suppress(OSError, ValueError):  # if there are none, all are computed
+        with contextlib.suppress(OSError, ValueError):  # without saved hashes, all are computed
             saved = decode_json(path.read_bytes(), dict[str, _SavedHash])
 
         for file in files:

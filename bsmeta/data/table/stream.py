@@ -1,9 +1,9 @@
 """Streams the steps of one rank over the rows of a table, from the start or from a saved state.
 
-The rows of a step depend only on (seed, epoch), not on the processes: step t has the same rows for
-every world size, number of loader workers and number of micro-batches, and every row is in exactly
-one step of an epoch. Within a step, the rows are divided among processes and micro-batches. The
-state is the number of completed steps.
+The rows of a step do not depend on the processes: step t has the same rows for every world size,
+number of loader workers and number of micro-batches. Every row is in exactly one step of an epoch.
+Within a step, the rows are divided among processes and micro-batches. The state is the number of
+completed steps.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from bsmeta.data.batch import MicroBatch, StepData, set_up_worker
 from bsmeta.data.loader import make_loader
 
 Collate = Callable[[np.ndarray, int], MicroBatch]
-"""Builds a micro-batch from the indices of some rows (at least one) and the epoch."""
+"""Builds a micro-batch from the indices of its rows (at least one) and the epoch."""
 
 
 @dataclass(frozen=True)
 class EpochOrder(Sequence[np.ndarray]):
     """The rows of each step of an epoch.
 
-    The array of a step is created only when it is requested, as a large table has millions of
+    The array of a step is created only when it is requested, because a large table has millions of
     steps.
 
     Attributes:
         rows: Indices of the rows in the order of the epoch, int64[rows].
-        bounds: Bounds of the slices of `rows`, int64[steps + 1].
-        slices: For each step, the index of its slice, int64[steps].
+        bounds: Start of each slice of `rows`, then the end of the last, int64[steps + 1].
+        slices: Index of the slice of each step, int64[steps].
     """
 
     rows: np.ndarray
@@ -58,8 +58,8 @@ class StepOrder(ABC):
 
     Attributes:
         steps_per_epoch: Number of steps, the same for every epoch.
-        shares: Number of parts into which each step can be divided, which must be a multiple of
-            processes x accumulation; None if any number is possible.
+        shares: Number of parts of the token budget of a step, which must be a multiple of processes
+            x accumulation; None without a budget.
     """
 
     steps_per_epoch: int
@@ -67,11 +67,11 @@ class StepOrder(ABC):
 
     @abstractmethod
     def order_epoch(self, epoch: int) -> EpochOrder:
-        """Returns the rows of each step of an epoch, which is counted from 0."""
+        """Returns the rows of each step of an epoch (counted from 0)."""
 
 
-class FixedSize(StepOrder):
-    """Makes steps of `batch_size` rows; the last step of an epoch has the remaining rows.
+class FixedSizeSteps(StepOrder):
+    """Divides an epoch into steps of `batch_size` rows; the last step has the remaining rows.
 
     Raises:
         ConfigurationError: If there are no rows, or the batch size is not positive.
@@ -92,22 +92,22 @@ class FixedSize(StepOrder):
         return EpochOrder(self._shuffle(epoch), self._bounds, range(self.steps_per_epoch))
 
     def _shuffle(self, epoch: int) -> np.ndarray:
-        """Returns the indices of all rows in the random order of an epoch (int64)."""
+        """Returns the indices of all rows in the random order of an epoch (int64[rows])."""
         return permute(self._num_rows, derive_seed(self._seed, "rows", epoch))
 
 
-class SimilarLengths(FixedSize):
-    """Makes steps of `batch_size` rows of similar length, which need little padding.
+class SimilarLengthSteps(FixedSizeSteps):
+    """Divides an epoch into steps of `batch_size` rows of similar length, to reduce padding.
 
-    An epoch's rows are shuffled and divided into groups of `SORTED_STEPS` steps. Each group is
-    sorted by length and cut into steps; then the steps are shuffled. One step of an epoch has the
-    remaining rows.
+    The rows of an epoch are shuffled and divided into groups of `STEPS_PER_GROUP` steps. Each group
+    is sorted by length and cut into steps; then the steps are shuffled. One step of an epoch has
+    the remaining rows.
 
     Args:
         lengths: Number of tokens of each row, int[rows].
     """
 
-    SORTED_STEPS = 50
+    STEPS_PER_GROUP = 50
 
     def __init__(self, lengths: np.ndarray, batch_size: int, seed: int) -> None:
         super().__init__(len(lengths), batch_size, seed)
@@ -115,21 +115,22 @@ class SimilarLengths(FixedSize):
 
     def order_epoch(self, epoch: int) -> EpochOrder:
         shuffled = self._shuffle(epoch)
-        groups = np.arange(len(shuffled)) // (self.SORTED_STEPS * self._batch_size)
+        groups = np.arange(len(shuffled)) // (self.STEPS_PER_GROUP * self._batch_size)
         rows = shuffled[np.lexsort((self._lengths[shuffled], groups))]
         slices = permute(self.steps_per_epoch, derive_seed(self._seed, "steps", epoch))
         return EpochOrder(rows, self._bounds, slices)
 
 
-class TokenBudget(StepOrder):
-    """Groups rows of similar length into steps whose padded tokens fill a budget.
+class TokenBudgetSteps(StepOrder):
+    """Divides an epoch into steps of rows of similar length whose padded tokens fill a budget.
 
-    An epoch's rows are shuffled, ordered by bucket (`length // span`), from long to short, and cut
-    into steps; then the steps are shuffled. A step takes as many rows as would fit if all were as
-    long as the longest row of the bucket in which the step begins; at the end of a bucket, it
-    continues with the next one. The budget is for all processes together. It consists of `shares`
-    equal parts, so that no process exceeds its part, for any number of processes that divides
-    `shares`. One step per epoch holds the leftover rows.
+    The rows of an epoch are shuffled, ordered by bucket (`length // span`) from long to short, and
+    cut into steps; then the steps are shuffled. A step contains as many rows as would fit if all
+    were as long as the longest row of the bucket in which the step begins; at the end of a bucket,
+    it continues with the next bucket. One step of an epoch has the remaining rows.
+
+    The budget is for all processes together. It consists of `shares` equal parts, so that no
+    process exceeds its part, for any number of processes that divides `shares`.
 
     Args:
         lengths: Number of tokens of each row, int[rows].
@@ -147,7 +148,7 @@ class TokenBudget(StepOrder):
         self.shares = shares
         self._seed = seed
 
-        # The buckets are numbered from long to short.
+        # Number the buckets from long to short, without gaps.
         negative_buckets = -(np.asarray(lengths) // span)
         distinct, buckets, counts = np.unique(
             negative_buckets, return_inverse=True, return_counts=True
@@ -182,10 +183,10 @@ def _find_bounds(counts: list[int], step_sizes: list[int]) -> np.ndarray:
 
     Args:
         counts: Number of rows in each bucket.
-        step_sizes: Number of rows in the steps that begin in each bucket.
+        step_sizes: Number of rows of a step that begins in each bucket.
     """
     sizes: list[np.ndarray] = []
-    num_taken = 0  # rows of the bucket that belong to a step that begins in an earlier one
+    num_taken = 0  # rows of the bucket in a step that begins in an earlier bucket
     for count, step_size in zip(counts, step_sizes, strict=True):
         num_remaining = count - num_taken
         num_steps = max(divide_up(num_remaining, step_size), 0)
@@ -195,21 +196,20 @@ def _find_bounds(counts: list[int], step_sizes: list[int]) -> np.ndarray:
 
 
 class TableStream:
-    """This rank's steps in the order of the run; endless, epoch after epoch.
+    """The endless steps of this rank in the order of the run, epoch after epoch.
 
     Args:
         order: The steps of each epoch.
-        collate: Builds a micro-batch; called in the loader workers.
+        collate: Builds a micro-batch; called in the loader processes.
         accumulation: Number of micro-batches per step and process.
         num_workers: Number of loader processes; 0 does all work in this process.
-        fingerprint: Everything about the rows that must be unchanged for a saved state to be
-            usable.
+        fingerprint: Everything about the rows that must be unchanged to resume from a saved state.
         state: `{"steps": n, "fingerprint": ...}` as saved with a checkpoint; None starts from the
             beginning.
 
     Raises:
-        ConfigurationError: If the order's shares are not a multiple of processes x accumulation, or
-            the state belongs to other rows.
+        ConfigurationError: If the shares of the order are not a multiple of processes x
+            accumulation, or the state belongs to other rows.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class TableStream:
             )
 
         self.fingerprint = fingerprint
-        self._steps = _Steps(order, collate, rank, world_size, accumulation)
+        self._steps = _StepDataset(order, collate, rank, world_size, accumulation)
         self._num_workers = num_workers
         self._completed_steps = 0 if state is None else int(state["steps"])
 
@@ -250,10 +250,10 @@ class TableStream:
         return {"steps": self._completed_steps}
 
     def __iter__(self) -> Iterator[StepData]:
-        """Yields the steps from the state on.
+        """Yields the steps after the restored state.
 
         Raises:
-            UserError: If building a micro-batch raises one, in any process.
+            UserError: If `collate` raises one, in any process.
         """
         loader = make_loader(
             self._steps,
@@ -262,10 +262,10 @@ class TableStream:
             worker_init_fn=set_up_worker,
             generator=torch.Generator(),  # the loader must not advance the dropout generator
         )
-        for completed_steps, batches in enumerate(loader, start=self._completed_steps + 1):
-            if isinstance(batches, UserError):
-                raise batches
-            yield StepData(batches, {"steps": completed_steps})
+        for completed_steps, micro_batches in enumerate(loader, start=self._completed_steps + 1):
+            if isinstance(micro_batches, UserError):
+                raise micro_batches
+            yield StepData(micro_batches, {"steps": completed_steps})
 
     @staticmethod
     def merge(states: list[dict[str, Any]]) -> dict[str, Any]:
@@ -274,8 +274,8 @@ class TableStream:
         return states[0]
 
 
-class _Steps(Dataset):
-    """A dataset whose item t is the list of this rank's micro-batches of step t of the run."""
+class _StepDataset(Dataset):
+    """A dataset whose item t is the list of this rank's micro-batches in step t of the run."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class _Steps(Dataset):
     ) -> None:
         self._order = order
         self._collate = collate
-        self._num_micro_batches = world_size * accumulation  # of all ranks in a step
+        self._num_micro_batches = world_size * accumulation  # per step, over all ranks
         self._rank_micro_batches = range(rank, self._num_micro_batches, world_size)
         self._epoch = -1  # the epoch of `_epoch_order`; -1 for none
         self._epoch_order: EpochOrder
@@ -309,16 +309,16 @@ class _Steps(Dataset):
             return error  # raised in the trainer's process, without a worker's stack trace
 
     def _build_micro_batch(self, rows: np.ndarray, step_rows: np.ndarray, epoch: int) -> MicroBatch:
-        """Builds a micro-batch; without rows, one with weight 0.
+        """Builds a micro-batch; one of weight 0 if it has no rows.
 
         Args:
-            rows: Indices of its rows; none if the step has fewer rows than micro-batches.
+            rows: Indices of its rows; empty if the step has fewer rows than micro-batches.
             step_rows: Indices of the rows of the step.
         """
         if len(rows):
             return self._collate(rows, epoch)
 
-        # Every process must take part in the step, so a row of the step is used without weight.
+        # Every process must take part in the step, so it processes a row without weight.
         filler = self._collate(step_rows[:1], epoch)
         return replace(
             filler,

@@ -1,4 +1,4 @@
-"""Opens text files of unknown origin: detects compression, encoding and other formats."""
+"""Opens text files of unknown origin: detects their compression and encoding, and other formats."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from isal import igzip, isal_zlib
 
 from bsmeta.core.errors import ConfigurationError, DataError, suggest_nearest
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.compression import GZIP_MARK
+from bsmeta.data.io.compression import GZIP_MAGIC
 from bsmeta.data.io.file_start import find_format_name, is_markup, is_sqlite_start
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
 AUTO = "auto"
 
-_BLOCK = 1 << 20  # bytes
+_BLOCK_BYTES = 1 << 20
 _NUM_HEAD_BYTES = 1 << 16  # first bytes of a file, by which other formats are recognized
 _REPORT_INTERVAL = 1000  # lines between progress reports
 _MAX_LISTED_LINES = 5  # in a message
 _NUM_SQLITE_BYTES = 16  # first bytes that identify a database
 _MAX_CONTROL_CHARS = 20  # in the first bytes; a file with more is not text
-_MARKS = {
+_BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is its beginning
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is the beginning of this one
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -42,8 +42,8 @@ _TABLE_REMEDIES = {
     "an xz file": "only gzip is read",
     "a Zstandard file": "only gzip is read",
 }
-_JSON = re.compile(rb'\s*(\{|\[\s*[\{\[])\s*("|\}|\])')
-_CONTROLS = bytes({*range(9), *range(14, 27), *range(28, 32)})
+_JSON_START = re.compile(rb'\s*(\{|\[\s*[\{\[])\s*("|\}|\])')
+_CONTROL_CHARS = bytes({*range(9), *range(14, 27), *range(28, 32)})  # except white space and ESC
 
 
 def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
@@ -68,13 +68,13 @@ def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
         suggestion = suggest_nearest(path.name, names)
         raise DataError(f"{path} cannot be read: {error.strerror}{suggestion}") from error
 
-    if file.peek(2)[:2] == GZIP_MARK:
+    if file.peek(2)[:2] == GZIP_MAGIC:
         return cast(BinaryIO, igzip.GzipFile(fileobj=file)), file
     return file, file
 
 
 def is_sqlite(path: Path) -> bool:
-    """Returns whether a path is an SQLite database, by its content, or by its suffix if missing."""
+    """Returns whether a file is an SQLite database: by its content, or by its suffix if missing."""
     if path.is_file():
         with open_bytes(path)[1] as file:
             return is_sqlite_start(file.peek(_NUM_SQLITE_BYTES))
@@ -86,6 +86,9 @@ def open_text(path: Path, encoding: str) -> tuple[io.TextIOWrapper, io.BufferedR
 
     Returns:
         The text, and the file on disk, whose position shows the progress.
+
+    Raises:
+        DataError: If it is not a file, or cannot be read.
     """
     content, file = open_bytes(path)
     if codecs.lookup(encoding).name == "utf-8":
@@ -108,11 +111,11 @@ def check_encoding(encoding: str) -> None:
         ) from error
 
 
-def refuse_other_formats(path: Path) -> None:
-    """Checks that a file is not in a format other than text, such as Parquet, a workbook or HTML.
+def refuse_non_text(path: Path) -> None:
+    """Checks that a file may be CSV: that it is not a workbook, a page of HTML, Parquet, ….
 
     Raises:
-        DataError: If it is, or cannot be read.
+        DataError: If it is in another format, or cannot be read.
     """
     content, file = open_bytes(path)
     with file, content:
@@ -123,7 +126,7 @@ def refuse_other_formats(path: Path) -> None:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error}") from error
 
-    if head.startswith(tuple(_MARKS)):
+    if head.startswith(tuple(_BYTE_ORDER_MARKS)):
         return
 
     format_name = find_format_name(head)
@@ -134,18 +137,18 @@ def refuse_other_formats(path: Path) -> None:
         )
     if is_markup(head):
         raise DataError(f"{path} is an HTML or XML page; expected a CSV file")
-    if _JSON.match(head):
+    if _JSON_START.match(head):
         raise DataError(f"{path} begins like JSON; expected a CSV file with a header")
 
-    num_controls = len(head) - len(head.translate(None, _CONTROLS))
+    num_controls = len(head) - len(head.translate(None, _CONTROL_CHARS))
     if num_controls > _MAX_CONTROL_CHARS and _detect_utf16(head) is None:
         raise DataError(f"{path} is a binary file; expected a CSV file")
 
 
 def _detect_utf16(head: bytes) -> str | None:
-    """Returns the encoding of UTF-16 text without a byte order mark; None for other text.
+    """Returns the encoding of Western UTF-16 text without a byte order mark; None for other text.
 
-    In Western text, most of every other byte are 0.
+    In such a text, most bytes at odd or at even positions are 0, and no others.
     """
     num_even_zeros = head[::2].count(0)
     num_odd_zeros = head[1::2].count(0)
@@ -157,10 +160,10 @@ def _detect_utf16(head: bytes) -> str | None:
     return None
 
 
-def find_encoding(path: Path) -> tuple[str, str | None]:
-    """Detects the encoding of a file by reading all of it.
+def detect_encoding(path: Path) -> tuple[str, str | None]:
+    """Detects the encoding of a file; reads all of it if it has no byte order mark.
 
-    Other encodings than UTF-8, UTF-16 and UTF-32 are not guessed, because a wrong guess would
+    Encodings other than UTF-8, UTF-16 and UTF-32 are not guessed, because a wrong guess would
     change the texts.
 
     Returns:
@@ -171,11 +174,11 @@ def find_encoding(path: Path) -> tuple[str, str | None]:
     """
     content, file = open_bytes(path)
     with file, content:
-        head = content.peek(_BLOCK)  # type: ignore[attr-defined]
-        for mark, name in _MARKS.items():
+        head = content.peek(_BLOCK_BYTES)  # type: ignore[attr-defined]
+        for mark, encoding in _BYTE_ORDER_MARKS.items():
             if head.startswith(mark):
-                note = None if name == "utf-8-sig" else f"encoding: {name}, from its mark"
-                return name, note
+                note = f"encoding: {encoding}, from its mark"
+                return encoding, None if encoding == "utf-8-sig" else note
 
         utf16 = _detect_utf16(head)
         if utf16 is not None:
@@ -183,35 +186,35 @@ def find_encoding(path: Path) -> tuple[str, str | None]:
 
         survey = _survey_utf8(content)
 
-    if survey.num_invalid:
+    if survey.num_invalid_lines:
         raise _make_not_utf8_error(path, survey)
     return "utf-8", None
 
 
 @dataclass
 class _UTF8Survey:
-    """The lines of a file that are not UTF-8, and the number of lines that are.
+    """Counts of the valid and invalid UTF-8 lines of a file.
 
     Attributes:
-        first_invalid: The numbers of the first lines that are not UTF-8, from 1.
-        num_invalid: Number of lines that are not UTF-8.
-        num_valid: Number of lines in UTF-8 with non-ASCII characters; a line longer than a block
-            may count several times.
+        first_invalid_lines: The numbers of the first lines that are not UTF-8, from 1.
+        num_invalid_lines: Number of lines that are not UTF-8.
+        num_valid_lines: Number of lines in UTF-8 with non-ASCII characters; a line longer than a
+            block may count several times.
     """
 
-    first_invalid: list[int] = field(default_factory=list)
-    num_invalid: int = 0
-    num_valid: int = 0
+    first_invalid_lines: list[int] = field(default_factory=list)
+    num_invalid_lines: int = 0
+    num_valid_lines: int = 0
 
 
 def _make_not_utf8_error(path: Path, survey: _UTF8Survey) -> DataError:
-    """Returns the error of a file with lines that are not UTF-8."""
-    plural = "s" if survey.num_invalid > 1 else ""
-    lines = f"line{plural} {', '.join(f'{line:,}' for line in survey.first_invalid)}"
-    num_unlisted = survey.num_invalid - len(survey.first_invalid)
+    """Returns the error for a file with lines that are not UTF-8."""
+    plural = "s" if survey.num_invalid_lines > 1 else ""
+    lines = f"line{plural} {', '.join(f'{line:,}' for line in survey.first_invalid_lines)}"
+    num_unlisted = survey.num_invalid_lines - len(survey.first_invalid_lines)
     suffix = f" and {num_unlisted:,} more" if num_unlisted else ""
     fix = "declare the encoding of the file"
-    if survey.num_valid > survey.num_invalid:
+    if survey.num_valid_lines > survey.num_invalid_lines:
         fix = (
             "other lines have characters in valid UTF-8, so these are damaged: correct them, or "
             "declare the encoding of the whole file"
@@ -223,44 +226,46 @@ def _make_not_utf8_error(path: Path, survey: _UTF8Survey) -> DataError:
 
 
 def _survey_utf8(content: BinaryIO) -> _UTF8Survey:
-    """Decodes all lines as UTF-8, and counts the valid and invalid ones."""
+    """Decodes all lines as UTF-8; counts valid and invalid lines."""
     survey = _UTF8Survey()
     decoder = codecs.getincrementaldecoder("utf-8")()
     line = 1
-    last_invalid = 0  # an invalid line in several parts counts once
+    last_invalid_line = 0
     num_parts = 0
     try:
         while True:
-            part = content.readline(_BLOCK)  # a longer line is read in several parts
+            part = content.readline(_BLOCK_BYTES)  # a longer line is read in several parts
             num_parts += 1
             if num_parts % _REPORT_INTERVAL == 0:
                 report_progress()
 
             is_end = part.endswith(b"\n") or not part
             try:
-                # Non-ASCII characters take more than one byte.
-                survey.num_valid += len(decoder.decode(part, final=is_end)) < len(part)
+                text = decoder.decode(part, final=is_end)
+                if len(text) < len(part):  # it has a non-ASCII character, of more than one byte
+                    survey.num_valid_lines += 1
             except UnicodeDecodeError:
                 decoder.reset()
-                if line != last_invalid:
-                    last_invalid = line
-                    survey.num_invalid += 1
-                    if survey.num_invalid <= _MAX_LISTED_LINES:
-                        survey.first_invalid.append(line)
+                if line != last_invalid_line:  # a line in several parts counts once
+                    last_invalid_line = line
+                    survey.num_invalid_lines += 1
+                    if survey.num_invalid_lines <= _MAX_LISTED_LINES:
+                        survey.first_invalid_lines.append(line)
 
             if not part:
                 break
-            line += is_end
+            if is_end:
+                line += 1
     except GZIP_ERRORS:
         pass  # reported with the number of the row when the rows are read
     return survey
 
 
 def make_not_text_error(path: Path, encoding: str, line: int, error: UnicodeError) -> DataError:
-    """Returns the error of a file that is not in the expected encoding.
+    """Returns the error for a file that is not in the expected encoding.
 
     Args:
-        line: Number of lines that could be read.
+        line: Number of the last line that could be read.
     """
     return DataError(
         f"{path}: after line {line:,}: not text in csv_encoding={encoding} ({error}); correct the "

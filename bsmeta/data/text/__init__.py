@@ -1,1 +1,1 @@
-"""From text to tokens: the tokenizer, its backends, encoding with masks, and chunks."""
+"""Turns text into tokens: the tokenizer and its backends, encoding with masks, and chunks."""

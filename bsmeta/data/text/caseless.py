@@ -1,11 +1,11 @@
-"""Computes the caseless form of a text, to compare texts regardless of case and white space.
+"""Computes the caseless form of texts, to compare them regardless of case and white space.
 
 The caseless form of a text is its full case folding, so that `Straße`, `STRASSE` and `strasse` are
 equal, in normalization form C (Unicode Standard, section 3.13, D145). Each run of white space and
-control characters is one space. Variation selectors, which only choose between glyphs (an emoji in
-color), are removed. So are gaps inside a word in scripts without spaces: a line break between
-Chinese or Japanese letters, or an invisible space (U+200B) between letters of any such script.
-`CaselessText` keeps the offsets in the original text.
+control characters becomes one space. Variation selectors, which only choose between glyphs (an
+emoji in color), are removed. Gaps inside a word are also removed in scripts without spaces: a line
+break between Chinese or Japanese letters, or an invisible space (U+200B) between letters of any
+such script. `CaselessText` keeps the offsets in the original text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bsmeta.data.text.scripts import (
-    BLOCKS,
+    COARSE_RANGES,
     DICTIONARY_MARKS,
     HAN_AND_KANA,
     KANA_MARKS,
@@ -29,8 +29,8 @@ _SPACE_RUN = re.compile(r"[\s\x00-\x1f]{2}")
 
 _SELECTOR = re.compile(f"[{VARIATION_SELECTORS}]")
 
-# Gaps separate lines, not words: a single line break between Chinese or Japanese letters (browsers
-# also drop it: CSS Text 3, 4.1.3), and invisible spaces.
+# Gaps, which do not separate words: a single line break between Chinese or Japanese letters
+# (browsers also drop it: CSS Text 3, 4.1.3), and invisible spaces.
 _LINE_BREAK = (
     rf"(?<=[{HAN_AND_KANA}{KANA_MARKS}])[{VARIATION_SELECTORS}]*+"
     rf"[ \t\u3000]*+(?:\r\n|[\n-\r\x85\u2028])[ \t\u3000]*+(?=[{HAN_AND_KANA}])"
@@ -45,40 +45,42 @@ _GAP = re.compile(f"{_LINE_BREAK}|{_INVISIBLE_SPACE}")
 _PART = re.compile(
     r"(?P<space>[\s\x00-\x1f]+)|(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<other>.)", re.DOTALL
 )
-# The same with gaps, for texts that may have gaps or variation selectors.
+# The same with gaps, for texts that may contain gaps or variation selectors.
 _PART_OR_GAP = re.compile(
     rf"(?P<plain>(?:[!-~](?![^\x00-\x7f]))+)|(?P<gap>{_LINE_BREAK}|{_INVISIBLE_SPACE})"
     rf"|(?P<space>[\s\x00-\x1f][\s\x00-\x1f{VARIATION_SELECTORS}]*+)|(?P<other>.)",
     re.DOTALL,
 )
-_MAY_HAVE_GAP = re.compile(f"[{BLOCKS}]")
+_MAY_HAVE_GAP = re.compile(f"[{COARSE_RANGES}]")
+
 # Vowels and final consonants of Hangul syllables.
 _FIRST_JAMO = "\u1160"
 _LAST_JAMO = "\u11ff"
 
 
 def make_caseless(text: str) -> str:
-    """Returns the caseless form of a text, stripped of spaces at its ends."""
+    """Returns the caseless form of a text, without spaces at its ends."""
     folded = _fold_text(text)
     if not folded.isascii():
         folded = _GAP.sub("", folded)
     return _SPACE.sub(" ", folded).strip(" ")
 
 
-# Plain tuples: a text has thousands of segments, and named tuples would take a third longer.
+# A plain tuple, because a text has thousands of segments: a named tuple would take a third longer.
 Segment = tuple[int, int, bool]
 """Start and end of a part of a text, and whether it is plain: uncombined ASCII characters."""
 
 
 @dataclass(frozen=True)
 class CaselessText:
-    """The caseless form of a text, not stripped, with its offsets in the original text.
+    """The caseless form of a text, not stripped, with offsets in the original text.
 
     Attributes:
         text: The caseless form.
-        starts: For each of its characters, the offset of the first original character that it comes
-            from; None if both texts have the same offsets.
-        ends: For each of its characters, the offset after the last such character; or None.
+        starts: For each character of `text`, the offset of the first original character from which
+            it was made; None if both texts have the same offsets.
+        ends: For each character of `text`, the offset after the last such original character; None
+            if both texts have the same offsets.
     """
 
     text: str
@@ -110,10 +112,15 @@ class CaselessText:
         return cls("".join(folded_segments), starts, ends)
 
     def find_original(self, start: int, end: int) -> tuple[int, int] | None:
-        """Returns the start and end in the original text of a non-empty part of the caseless form.
+        """Finds the original text of a non-empty part of the caseless form.
 
-        None if the part divides an original character, or separates it from characters that combine
-        with it.
+        Args:
+            start: Start of the part in the caseless form.
+            end: End of the part, exclusive.
+
+        Returns:
+            The start and end in the original text; None if the part divides an original character,
+            or separates it from characters that combine with it.
         """
         if self.starts is None or self.ends is None:
             return start, end
@@ -127,7 +134,7 @@ class CaselessText:
 
 @lru_cache(maxsize=1 << 16)
 def is_combining(character: str) -> bool:
-    """Whether normalization may join a character to the one before it."""
+    """Returns whether normalization may join a character to the previous character."""
     is_mark = unicodedata.category(character).startswith("M")
     return is_mark or _FIRST_JAMO <= character <= _LAST_JAMO
 
@@ -135,7 +142,7 @@ def is_combining(character: str) -> bool:
 def _divide_segments(text: str) -> list[Segment]:
     """Divides a text into segments whose caseless forms can be concatenated; skips gaps."""
     segments: list[Segment] = []
-    can_continue = False
+    can_continue = False  # whether a combining character may be added to the last segment
     parts = _PART_OR_GAP if _MAY_HAVE_GAP.search(text) else _PART
     for match in parts.finditer(text):
         start, end = match.span()

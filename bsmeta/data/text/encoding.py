@@ -1,12 +1,12 @@
 """Encodes rendered documents into token ids, with the type and the text position of each token.
 
 This is the middle stage of a window (read, render, encode, cut, pack). Prefix and suffix are
-encoded separately from the body, so that the prefix can be repeated on each chunk and the body has
+encoded separately from the body, so that the prefix can be repeated on each chunk, and the body has
 the same tokens after any prefix. Evaluation and `explain` use the same encoder, so it also maps
 tokens to characters of the original text.
 
 The renderer returns the spans of metadata in characters, int32 [m, 2] (start, end), sorted and
-disjoint, one row per inserted string. Token types are uint8: 0 for text, 1 + i for type
+disjoint, with a row for each inserted string. Token types are uint8: 0 for text, 1 + i for type
 `metadata_list[i]`.
 """
 
@@ -40,14 +40,14 @@ from bsmeta.data.text.tokens import (
 from bsmeta.metadata.metadata_type import CONSTANT, RANDOM
 from bsmeta.metadata.rendering import Rendered
 
-Bools = NDArray[np.bool_]
+BoolArray = NDArray[np.bool_]
 Filler = Callable[[int, str], np.ndarray]
-"""Given n and a text, returns n content-free token ids (int32 [n]) for the text's prefix."""
+"""Returns n token ids without content (int32 [n]) for the prefix of a text, from n and the text."""
 
-ONLY_TEXT: Bools = np.arange(256) == 0
-"""Whether each token type is in the loss under `row_budget=text`."""
+TEXT_ONLY: BoolArray = np.arange(256) == 0
+"""Whether each token type is in the loss under `row_budget=text`: only 0, the text."""
 
-WORDS = [
+FREQUENT_WORDS = [
     "about", "after", "all", "also", "and", "any", "are", "because", "been", "before", "but",
     "can", "could", "each", "even", "first", "for", "from", "good", "has", "have", "how", "into",
     "its", "just", "like", "made", "make", "many", "may", "more", "most", "much", "must", "never",
@@ -57,7 +57,7 @@ WORDS = [
     "very", "was", "way", "well", "were", "what", "when", "where", "which", "while", "who",
     "will", "with", "would", "year", "you",
 ]  # fmt: skip
-"""Frequent English words, which are in the vocabulary of any English tokenizer."""
+"""Frequent English words, each a token of any English tokenizer."""
 
 
 class EncodedPrefix(NamedTuple):
@@ -77,11 +77,11 @@ class EncodedPrefix(NamedTuple):
 NO_PREFIX = EncodedPrefix(*NO_TOKENS, is_cut=False)
 
 
-def make_loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
-    """Returns whether each token type is in the loss: text (0) always, others as configured.
+def make_loss_tables(config: MetadataConfig) -> tuple[BoolArray, BoolArray]:
+    """Determines which token types are in the loss: text (0) always, others as configured.
 
     Returns:
-        Two bool [256] tables indexed by token type: for tokens of the prefix or suffix, and for
+        Two bool [256] tables, indexed by token type: for tokens of the prefix and suffix, and for
         tokens of the body.
     """
     trained_types = config.loss_on_metadata_types
@@ -109,13 +109,13 @@ class EncodedDocument:
         ids: int32[n], the lead that joins the body to the prefix, the body, the suffix, EOS.
         token_types: uint8[n], 0 for text and EOS, otherwise as in `prefix_token_types`.
         targets: bool[n], as in `prefix_targets`; True for text and EOS.
-        run: int32[n], the same number for tokens between which no chunk may end (they share an
-            inserted string); -1 for text.
-        lead: Number of lead tokens (the space between prefix and body, if it is a separate token);
-            they are not targets.
-        bos: Number of BOS tokens at the beginning of the prefix (0 or 1).
-        separator: int32, the ids of the separator that ends a truncated prefix.
-        suffix: Number of tokens of appended metadata, before EOS.
+        runs: int32[n], -1 for text; otherwise a number that is the same for tokens between which no
+            chunk may end, because they share an inserted string.
+        lead_length: Number of lead tokens (the space between prefix and body, if it is a separate
+            token), which are not targets.
+        bos_length: Number of BOS tokens at the beginning of the prefix (0 or 1).
+        separator: int32, the ids of the separator at the end of a truncated prefix.
+        suffix_length: Number of tokens of appended metadata, before EOS.
         locate: Computes `text_starts` and `text_ends`, which training does not need.
         prefix_is_cut: Whether the prefix was truncated because it was longer than allowed.
         find_lost: Computes `lost`, which training does not need.
@@ -127,31 +127,30 @@ class EncodedDocument:
     ids: np.ndarray
     token_types: np.ndarray
     targets: np.ndarray
-    run: np.ndarray
-    lead: int
+    runs: np.ndarray
+    lead_length: int
     locate: Callable[[], tuple[np.ndarray, np.ndarray]]
-    bos: int = 0
+    bos_length: int = 0
     separator: np.ndarray = field(default_factory=lambda: NO_IDS)
-    suffix: int = 0
+    suffix_length: int = 0
     prefix_is_cut: bool = False
     find_lost: Callable[[], np.ndarray | None] = lambda: None
 
     @cached_property
     def is_text(self) -> np.ndarray:
-        """bool[n], whether each token is text or EOS."""
+        """bool[n], whether each token is text or EOS; the lead is not text."""
         is_text = self.token_types == 0
-        is_text[: self.lead] = False
+        is_text[: self.lead_length] = False
         return is_text
 
     @cached_property
     def without_prefix(self) -> EncodedDocument:
-        """The same document with at most BOS before its body."""
-        bos = slice(self.bos)
+        """The same document with only BOS, or nothing, before its body."""
         return replace(
             self,
-            prefix_ids=self.prefix_ids[bos],
-            prefix_token_types=self.prefix_token_types[bos],
-            prefix_targets=self.prefix_targets[bos],
+            prefix_ids=self.prefix_ids[: self.bos_length],
+            prefix_token_types=self.prefix_token_types[: self.bos_length],
+            prefix_targets=self.prefix_targets[: self.bos_length],
         )
 
     @cached_property
@@ -160,12 +159,12 @@ class EncodedDocument:
 
     @property
     def text_starts(self) -> np.ndarray:
-        """int32[n], first character of the original text that each token covers."""
+        """int32[n], the first character of the original text that each token covers."""
         return self._text_spans[0]
 
     @property
     def text_ends(self) -> np.ndarray:
-        """int32[n], end of the characters that each token covers; the start if it covers none.
+        """int32[n], the end of the characters that each token covers; its start if it covers none.
 
         Metadata, EOS and the lead cover no characters.
         """
@@ -173,20 +172,25 @@ class EncodedDocument:
 
     @cached_property
     def lost(self) -> np.ndarray | None:
-        """Whether each character of the original text is lost by the tokenizer; None if none is.
+        """Whether the tokenizer loses each character of the original text; None if it loses none.
 
         bool [characters]; see `LostTextFinder`.
         """
         return self.find_lost()
 
     def are_preserved(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Whether no character is lost in each of some spans of the original text: bool [spans]."""
+        """Returns whether no character is lost in each span of the original text: bool [spans].
+
+        Args:
+            starts: int [spans], in characters.
+            ends: int [spans], exclusive.
+        """
         if self.lost is None:
             return np.ones(len(starts), np.bool_)
 
         num_lost_before = np.append(0, np.cumsum(self.lost))
-        are_preserved: np.ndarray = num_lost_before[starts] == num_lost_before[ends]
-        return are_preserved
+        is_preserved: np.ndarray = num_lost_before[starts] == num_lost_before[ends]
+        return is_preserved
 
 
 class DocumentEncoder:
@@ -219,24 +223,25 @@ class DocumentEncoder:
         metadata = config.metadata_config
         by_text = config.row_budget == BY_TEXT
         sample_texts = [document.prefix for document in sample]
-        sample_texts += [
-            document.text if by_text else document.lead + document.body for document in sample
-        ]
+        if by_text:
+            sample_texts += [document.text for document in sample]
+        else:
+            sample_texts += [document.lead + document.body for document in sample]
         self._tokenizer = TextTokenizer(
             tokenizer, backend, sample_texts, takes_written_tokens=metadata.special_tokens_in_text
         )
         self._fast_tokenizer = tokenizer.backend_tokenizer
 
-        self._eos = np.array([tokenizer.eos_token_id], np.int32)
-        self._bos = NO_IDS
+        self._eos_ids = np.array([tokenizer.eos_token_id], np.int32)
+        self._bos_ids = NO_IDS
         if metadata.bos_token and tokenizer.bos_token_id is not None:
-            self._bos = np.array([tokenizer.bos_token_id], np.int32)
+            self._bos_ids = np.array([tokenizer.bos_token_id], np.int32)
 
         self._outside_targets, self._body_targets = make_loss_tables(metadata)
+        self._bodies: SeparateBodies | JointBodies = JointBodies(self._tokenizer)
         if by_text:
-            self._body_targets = ONLY_TEXT
-        make_bodies = SeparateBodies if by_text else JointBodies
-        self._bodies = make_bodies(self._tokenizer)
+            self._body_targets = TEXT_ONLY
+            self._bodies = SeparateBodies(self._tokenizer)
 
         (separator,) = self._tokenizer.encode([choose_separators(metadata).prefix_end])
         self._separator = separator.ids
@@ -248,19 +253,19 @@ class DocumentEncoder:
         """Checks that the longest prefix fits into a chunk, with room for text.
 
         Raises:
-            ConfigurationError: If it does not, or if it would have no room besides its separator.
+            ConfigurationError: If it does not, or if only its separator fits.
         """
         metadata = config.metadata_config
         max_seq_len = metadata.max_seq_len
         max_prefix_length = self._max_prefix_length
-        separator = "metadata_prefix_sep"
+        separator_key = "metadata_prefix_sep"
         if metadata.metadata_boundary_token:
-            separator = "metadata_boundary_token"
-        if not len(self._separator) < max_prefix_length <= max_seq_len - 2 - len(self._bos):
+            separator_key = "metadata_boundary_token"
+        if not len(self._separator) < max_prefix_length <= max_seq_len - 2 - len(self._bos_ids):
             raise ConfigurationError(
                 f"data_config.metadata_config: a prefix of up to {max_prefix_length} tokens "
                 "(prefix_max_tokens, or half of max_seq_len) must hold more than "
-                f"{separator} ({len(self._separator)} tokens) and leave two tokens of "
+                f"{separator_key} ({len(self._separator)} tokens) and leave two tokens of "
                 f"max_seq_len={max_seq_len} for the text"
             )
 
@@ -268,28 +273,29 @@ class DocumentEncoder:
         if 0 < room <= len(self._separator):
             raise ConfigurationError(
                 f"data_config.row_metadata_budget={room}: no prefix would fit; expected more than "
-                f"{separator} ({len(self._separator)} tokens)"
+                f"{separator_key} ({len(self._separator)} tokens)"
             )
 
     def encode(self, rendered: Sequence[Rendered]) -> list[EncodedDocument]:
         """Encodes documents: the bodies first, then all prefixes and suffixes in one call."""
         bodies = self._bodies.encode(rendered)
 
-        # The prefixes and suffixes that exist, each with its parts from the configuration.
-        outer = [(document.prefix, document.prefix_own) for document in rendered]
-        outer += [(document.suffix, document.suffix_own) for document in rendered]
-        outer = [(text, parts) for text, parts in outer if text]
-        outer_texts = [text for text, _ in outer]
-        tokens = iter(self._tokenizer.encode(outer_texts, lambda index: outer[index][1]))
+        prefix_indices = [index for index, document in enumerate(rendered) if document.prefix]
+        suffix_indices = [index for index, document in enumerate(rendered) if document.suffix]
+        texts = [rendered[index].prefix for index in prefix_indices]
+        texts += [rendered[index].suffix for index in suffix_indices]
+        configured_parts = [rendered[index].prefix_configured for index in prefix_indices]
+        configured_parts += [rendered[index].suffix_configured for index in suffix_indices]
+        tokens = self._tokenizer.encode(texts, lambda index: configured_parts[index])
+        num_prefixes = len(prefix_indices)
 
-        prefixes = [
-            self._complete_prefix(document, next(tokens)) if document.prefix else NO_PREFIX
-            for document in rendered
-        ]
-        suffixes = [
-            self._complete_suffix(document, next(tokens)) if document.suffix else NO_TOKENS
-            for document in rendered
-        ]
+        prefixes = [NO_PREFIX] * len(rendered)
+        for index, prefix_tokens in zip(prefix_indices, tokens[:num_prefixes], strict=True):
+            prefixes[index] = self._complete_prefix(rendered[index], prefix_tokens)
+        suffixes = [NO_TOKENS] * len(rendered)
+        for index, suffix_tokens in zip(suffix_indices, tokens[num_prefixes:], strict=True):
+            suffixes[index] = self._complete_suffix(rendered[index], suffix_tokens)
+
         return [
             self._join_parts(document, body, prefix, suffix)
             for document, body, prefix, suffix in zip(
@@ -298,19 +304,20 @@ class DocumentEncoder:
         ]
 
     @cached_property
-    def _lost_text(self) -> LostTextFinder:
+    def _lost_text_finder(self) -> LostTextFinder:
         return LostTextFinder(self._fast_tokenizer)
 
     def _find_lost(self, text: str, body: Body) -> np.ndarray | None:
         """Returns whether each character of a text is lost; None if none is."""
-        if self._lost_text.is_lossless:
+        finder = self._lost_text_finder
+        if finder.is_lossless:
             return None
-        return self._lost_text.find(text, body.ids, *body.locate())
+        return finder.find(text, body.ids, *body.locate())
 
     def _complete_prefix(self, rendered: Rendered, tokens: Tokens) -> EncodedPrefix:
-        """Adds the token types of a prefix, truncates it, and applies the filler.
+        """Adds the token types of a prefix, truncates it, and applies the filler to it.
 
-        A truncated prefix keeps its separator.
+        The separator at the end is kept in both.
         """
         prefix = self._truncate_prefix(tokens.ids, _find_prefix_token_types(rendered, tokens))
         num_filled = len(prefix.ids) - len(self._separator)
@@ -321,7 +328,7 @@ class DocumentEncoder:
         return prefix._replace(ids=np.concatenate((filler_ids, self._separator)))
 
     def _truncate_prefix(self, ids: np.ndarray, token_types: np.ndarray) -> EncodedPrefix:
-        """Truncates a prefix to its maximum length, which includes the separator at its end."""
+        """Truncates a prefix to the maximum length, which includes the separator at its end."""
         if len(ids) <= self._max_prefix_length:
             return EncodedPrefix(ids, token_types, is_cut=False)
 
@@ -335,18 +342,18 @@ class DocumentEncoder:
 
     def _complete_suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids and token types of a suffix, truncated to the length of a prefix."""
-        # Here a separator belongs to the record after it.
+        # In a suffix, a separator belongs to the record after it.
         starts, _ = tokens.locate()
         records = rendered.suffix_spans[:, 1].searchsorted(starts, side="right")
         token_types = rendered.suffix_token_types[records]
         return tokens.ids[: self._max_prefix_length], token_types[: self._max_prefix_length]
 
     def _mark_metadata(self, body: Body, suffix_token_types: np.ndarray) -> TokenMarks:
-        """Returns the types, runs and targets of body, suffix and EOS if any token is metadata."""
+        """Returns the marks of body, suffix and EOS if any of their tokens is metadata."""
         length = len(body.ids) + len(suffix_token_types) + 1
         plain = slice_plain_tokens(length)
-        token_types = plain.token_types.copy()  # the plain ones are shared
-        run = plain.run.copy()
+        token_types = plain.token_types.copy()  # plain marks are shared
+        runs = plain.runs.copy()
         body_part = slice(len(body.ids))
         suffix_part = slice(len(body.ids), -1)
 
@@ -355,9 +362,9 @@ class DocumentEncoder:
         token_types[suffix_part] = suffix_token_types
         targets[suffix_part] = self._outside_targets[suffix_token_types]
 
-        run[body_part] = body.run
-        run[suffix_part] = length  # a separate run
-        return TokenMarks(token_types, run, targets)
+        runs[body_part] = body.runs
+        runs[suffix_part] = length  # a run of its own
+        return TokenMarks(token_types, runs, targets)
 
     def _join_parts(
         self,
@@ -369,19 +376,19 @@ class DocumentEncoder:
         """Joins the encoded parts of a document, with EOS and, if enabled, BOS."""
         prefix_ids, prefix_token_types, _ = prefix
         prefix_targets = self._outside_targets[prefix_token_types]
-        if len(self._bos):  # not metadata, and never a target, as it has no context
-            prefix_ids = np.concatenate((self._bos, prefix_ids))
+        if len(self._bos_ids):  # not metadata, and never a target, as it has no context
+            prefix_ids = np.concatenate((self._bos_ids, prefix_ids))
             prefix_token_types = np.insert(prefix_token_types, 0, 0)
             prefix_targets = np.insert(prefix_targets, 0, False)
 
         suffix_ids, suffix_token_types = suffix
-        ids = np.concatenate((body.ids, suffix_ids, self._eos))
-        token_types, run, targets = slice_plain_tokens(len(ids))
+        ids = np.concatenate((body.ids, suffix_ids, self._eos_ids))
+        token_types, runs, targets = slice_plain_tokens(len(ids))
         if len(rendered.spans) or len(suffix_ids):
-            token_types, run, targets = self._mark_metadata(body, suffix_token_types)
-        if body.lead:
+            token_types, runs, targets = self._mark_metadata(body, suffix_token_types)
+        if body.lead_length:
             targets = targets.copy()
-            targets[: body.lead] = False
+            targets[: body.lead_length] = False
 
         return EncodedDocument(
             prefix_ids=prefix_ids,
@@ -390,22 +397,22 @@ class DocumentEncoder:
             ids=ids,
             token_types=token_types,
             targets=targets,
-            run=run,
-            lead=body.lead,
+            runs=runs,
+            lead_length=body.lead_length,
             locate=partial(_locate_tokens, body, len(rendered.text), num_after=len(suffix_ids) + 1),
-            bos=len(self._bos),
+            bos_length=len(self._bos_ids),
             separator=self._separator,
-            suffix=len(suffix_ids),
+            suffix_length=len(suffix_ids),
             prefix_is_cut=prefix.is_cut,
             find_lost=partial(self._find_lost, rendered.text, body),
         )
 
 
 def _find_prefix_token_types(rendered: Rendered, tokens: Tokens) -> np.ndarray:
-    """Returns the token type of each token of a prefix (uint8).
+    """Returns the token type of each token of a prefix (uint8), by the token's last character.
 
-    A separator belongs to the record before it: a token that begins in a separator (" | ") and ends
-    in the next record gets the type of that next record.
+    A separator (" | ") belongs to the record before it, so a token that begins in a separator and
+    ends in the next record gets the type of the next record.
     """
     _, ends = tokens.locate()
     last_characters = np.maximum(ends - 1, 0)
@@ -429,24 +436,25 @@ def _locate_tokens(body: Body, text_length: int, num_after: int) -> tuple[np.nda
 def make_filler(tokenizer: PreTrainedTokenizerBase, values: str) -> Filler | None:
     """Returns the filler for a value of `metadata_values`; None if metadata is rendered.
 
-    A prefix keeps its length and its separator, so that the text after it has the same tokens,
-    chunks and position in its sequence as after the document's own metadata. Constant tokens are
-    the beginning of a fixed text, repeated as often as needed. Random tokens depend only on the
-    text, so they are the same in every epoch, as the text's own metadata would be.
+    A filled prefix keeps its length and its separator, so that the text after it has the same
+    tokens, chunks and position in its sequence as after the document's own metadata. Constant
+    tokens are a fixed text, repeated as often as needed. Random tokens depend only on the text, so
+    they are the same in every epoch, like the text's own metadata.
     """
     if values == CONSTANT:
-        words = np.array(tokenizer.encode(" ".join(WORDS), add_special_tokens=False), np.int32)
-        return lambda count, _: np.resize(words, count)
+        text = " ".join(FREQUENT_WORDS)
+        constant_ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        return lambda count, _: np.resize(constant_ids, count)
 
     if values != RANDOM:
         return None
 
-    special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
-    plain = np.array(sorted(set(tokenizer.get_vocab().values()) - special), np.int32)
+    special_ids = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
+    plain_ids = np.array(sorted(set(tokenizer.get_vocab().values()) - special_ids), np.int32)
 
     def draw_tokens(count: int, text: str) -> np.ndarray:
         seed = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
-        # The raw output of PCG64: NumPy guarantees that its stream is stable.
-        return plain[np.random.PCG64(seed).random_raw(count) % len(plain)]
+        # NumPy guarantees that the raw output of PCG64 is stable.
+        return plain_ids[np.random.PCG64(seed).random_raw(count) % len(plain_ids)]
 
     return draw_tokens

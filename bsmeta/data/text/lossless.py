@@ -1,6 +1,6 @@
-"""Recognizes lossless tokenizers, as most are: byte-level BPE without a normalizer.
+"""Recognizes lossless tokenizers: byte-level BPE without a normalizer, as most tokenizers are.
 
-The checks before a run use this, so it does not import transformers.
+The checks before a run use this module, so it does not import transformers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LOSSLESS_PRE_TOKENIZERS = (
 
 
 def is_lossless(tokenizer: Tokenizer) -> bool:
-    """Whether the settings of a tokenizer show that decoding its tokens restores every text.
+    """Returns whether the settings of a tokenizer guarantee that decoding restores every text.
 
-    If False, it may still be lossless: texts must be compared.
+    A tokenizer without this guarantee may still be lossless on given texts.
     """
     parts = read_parts(tokenizer)
     model = parts["model"]
@@ -39,9 +39,10 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
         return False
 
     has_bytes = all(character in model["vocab"] for character in ByteLevel.alphabet())
-    return has_bytes and any(step["type"] == "ByteLevel" for step in steps)
+    is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
+    return has_bytes and is_byte_level
 
 
 def keeps_text(step: Part) -> bool:
-    """Whether a pre-tokenizer drops none of the text that it divides."""
+    """Returns whether a pre-tokenizer drops none of the text that it divides."""
     return step["type"] in _LOSSLESS_PRE_TOKENIZERS and step.get("behavior") != "Removed"

@@ -1,6 +1,6 @@
 """The share of text that a tokenizer loses, as a number and in words.
 
-The checks before a run use this, so it does not import transformers.
+The checks before a run use this module, so it does not import transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bsmeta.data.text.characters import measure_utf8_lengths
 
 
 def describe_lost_bytes(num_lost: int, num_bytes: int) -> str:
-    """Formats `1,200 of 3,000 bytes (40.00%), which the tokenizer loses (unknown tokens, …)`."""
+    """Returns `1,200 of 3,000 bytes (40.00%), which the tokenizer loses (unknown tokens, …)`."""
     share = num_lost / max(num_bytes, 1)
     return (
         f"{num_lost:,} of {num_bytes:,} bytes ({share:.2%}), which the tokenizer loses "
@@ -26,11 +26,11 @@ class LostShare:
 
     Attributes:
         num_documents: Number of documents.
-        num_bytes: Number of bytes of their texts.
-        num_lost: Number of bytes that are lost.
-        num_unknown: Number of lost bytes that are represented by unknown tokens.
-        example: The beginning of the first lost part; empty if nothing is lost.
-        example_tokens: The tokens that represent the example.
+        num_bytes: Total size of their texts.
+        num_lost: Number of lost bytes.
+        num_unknown: Number of lost bytes under unknown tokens.
+        example: The beginning of the first lost part; "" if nothing is lost.
+        example_tokens: The tokens of the example; "" if it has none.
     """
 
     num_documents: int
@@ -43,7 +43,8 @@ class LostShare:
     @classmethod
     def without_loss(cls, texts: Sequence[str]) -> LostShare:
         """Returns the result for texts of which nothing is lost."""
-        return cls(len(texts), sum(int(measure_utf8_lengths(text).sum()) for text in texts))
+        num_bytes = sum(int(measure_utf8_lengths(text).sum()) for text in texts)
+        return cls(len(texts), num_bytes)
 
     @property
     def share(self) -> float:
@@ -51,7 +52,7 @@ class LostShare:
         return self.num_lost / self.num_bytes if self.num_bytes else 0.0
 
     def __str__(self) -> str:
-        """Formats `1.20% of 3,000 bytes of 4 documents (1.00% under unknown tokens), such as …`."""
+        """Returns `1.20% of 3,000 bytes of 4 documents (1.00% under unknown tokens), such as …`."""
         texts = f"{self.num_bytes:,} bytes of {self.num_documents:,} documents"
         if not self.num_lost:
             return f"none of {texts}"

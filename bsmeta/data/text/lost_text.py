@@ -1,11 +1,11 @@
 """Finds the characters that are lost when a text is tokenized and decoded again.
 
 Text is lost under unknown tokens, and where a normalizer or pre-tokenizer changes or drops it
-(lower-casing, accents, Unicode forms, tabs that become spaces). The probability of such a token is
-not the probability of its text, as the token also stands for other texts: evaluations leave it out.
+(lower-casing, accents, Unicode forms, tabs that become spaces). Such a token also stands for other
+texts, so its probability is not the probability of its text: evaluations leave the text out.
 
 The tokens of a text are decoded part by part and compared with the characters that they cover, so
-that a loss is located within a token. Characters that a decoder adds (the space before a first
+that a loss is located within a token. Characters that a decoder adds (the space before the first
 word, spaces around punctuation) do not count as lost text.
 """
 
@@ -26,23 +26,23 @@ from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_par
 from bsmeta.data.text.tokens import NO_PARTS, TextTokenizer
 
 BORDER = "\ue000"
-"""A private-use character that is decoded before and after a token, to delimit the token's text."""
+"""A private-use character that is decoded before and after tokens, to delimit their text."""
 
 MAX_CACHED_PARTS = 200_000
-"""Maximum number of cached decoded tokens, and of cached comparisons; most words recur."""
+"""Maximum number of decoded token groups in the cache, and of comparisons; most words recur."""
 
 MAX_ALIGNMENT_SIZE = 40_000
 """Maximum product of the lengths of a part and its decoded text for aligning them.
 
 The time of an alignment grows faster than this product, and a text may be crafted to have very long
-parts; longer parts count as lost.
+parts. Longer parts count as lost.
 """
 
 MAX_EXAMPLE_CHARS = 20
-"""Maximum number of characters in the example of a message."""
+"""Maximum number of characters of an example in a message."""
 
 MAX_EXAMPLE_TOKENS = 3
-"""Maximum number of tokens in the example of a message."""
+"""Maximum number of tokens of an example in a message."""
 
 
 def _find_unknown_token(tokenizer: Tokenizer, model: Part) -> int | None:
@@ -55,9 +55,9 @@ def _find_unknown_token(tokenizer: Tokenizer, model: Part) -> int | None:
 
 
 def _make_decoder(tokenizer: Tokenizer, parts: Part) -> Callable[[list[str]], str]:
-    """Returns the decode function of a tokenizer, which joins tokens to a text.
+    """Returns the function with which a tokenizer joins tokens to a text.
 
-    If the tokenizer has no decoder, this is the usual one for its model or pre-tokenizer.
+    For a tokenizer without a decoder, this is the usual decoder for its model or pre-tokenizer.
     """
     if tokenizer.decoder is not None:
         decode: Callable[[list[str]], str] = tokenizer.decoder.decode
@@ -79,13 +79,13 @@ def _make_decoder(tokenizer: Tokenizer, parts: Part) -> Callable[[list[str]], st
 class TokenGroup(NamedTuple):
     """Consecutive tokens that share characters.
 
-    Several tokens share a character if each represents some of its bytes, or if it was normalized
-    to several characters.
+    Several tokens share a character if each represents some of its bytes, or if the character was
+    normalized to several characters.
 
     Attributes:
         ids: The token ids.
-        start: Index in the text of their first character.
-        stop: End of their last character, exclusive.
+        start: Index of their first character in the text.
+        stop: End of their last character in the text, exclusive.
     """
 
     ids: tuple[int, ...]
@@ -107,11 +107,12 @@ class LostTextFinder:
 
         parts = read_parts(tokenizer)
         self._tokenizer = tokenizer
-        self._unknown = _find_unknown_token(tokenizer, parts["model"])
+        self._unknown_id = _find_unknown_token(tokenizer, parts["model"])
         self._decode = _make_decoder(tokenizer, parts)
-        self._gap = self._decode([BORDER, BORDER]).strip(BORDER)  # WordPiece: between any two words
-        self._decoded: dict[tuple[int, ...], str] = {}
-        self._compared: dict[tuple[str, str], np.ndarray] = {}
+        # The text that the decoder inserts between any two words, such as the space of WordPiece.
+        self._word_gap = self._decode([BORDER, BORDER]).strip(BORDER)
+        self._decoded_groups: dict[tuple[int, ...], str] = {}
+        self._comparisons: dict[tuple[str, str], np.ndarray] = {}
 
     def find(
         self, text: str, ids: np.ndarray, starts: np.ndarray, ends: np.ndarray
@@ -119,9 +120,10 @@ class LostTextFinder:
         """Finds the lost characters of a text.
 
         Args:
-            ids: int32 [n], its tokens in order, possibly with metadata tokens between them.
+            ids: int32 [n], the tokens of the text in order, possibly with metadata tokens between
+                them.
             starts: int32 [n], first character of each token in the text.
-            ends: int32 [n], end of each token's characters; equal to the start if it has none.
+            ends: int32 [n], end of each token's characters; its start if it covers none.
 
         Returns:
             Whether each character is lost, bool [len(text)]; None if none is.
@@ -130,42 +132,44 @@ class LostTextFinder:
             return None
 
         lost = np.zeros(len(text), np.bool_)
-        end = 0  # of the characters that have been compared
-        carried = ""  # decoded spaces that belong to the next group
+        compared_end = 0  # end of the characters that have been compared
+        carried_spaces = ""  # decoded, and compared with the next group
         for group in _group_tokens(ids, starts, ends):
-            decoded = carried + self._decode_group(group.ids)
-            if self._unknown is not None and self._unknown in group.ids:
+            decoded = carried_spaces + self._decode_group(group.ids)
+            if self._unknown_id is not None and self._unknown_id in group.ids:
                 spaces = decoded[: len(decoded) - len(decoded.lstrip())]
-                lost[end : group.start] = self._compare(text[end : group.start], spaces)
+                between = text[compared_end : group.start]
+                lost[compared_end : group.start] = self._compare(between, spaces)
                 lost[group.start : group.stop] = True
-                carried = ""
+                carried_spaces = ""
             else:
-                part = text[end : group.stop]
-                decoded, carried = _split_ending(decoded, part)
-                if decoded.removeprefix("" if part[:1].isspace() else " ") != part:
-                    lost[end : group.stop] = self._compare(part, decoded)
-            end = group.stop
+                part = text[compared_end : group.stop]
+                decoded, carried_spaces = _split_ending(decoded, part)
+                added_space = "" if part[:1].isspace() else " "
+                if decoded.removeprefix(added_space) != part:
+                    lost[compared_end : group.stop] = self._compare(part, decoded)
+            compared_end = group.stop
 
-        if end < len(text):
-            lost[end:] = self._compare(text[end:], carried)
+        if compared_end < len(text):
+            lost[compared_end:] = self._compare(text[compared_end:], carried_spaces)
         return lost if lost.any() else None
 
     def find_unknown(self, ids: np.ndarray) -> np.ndarray:
         """Returns whether each token is the unknown token: bool [n]."""
-        if self.is_lossless or self._unknown is None:
+        if self.is_lossless or self._unknown_id is None:
             return np.zeros(len(ids), np.bool_)
-        return ids == self._unknown
+        return ids == self._unknown_id
 
     def _is_preserved(self, text: str, ids: np.ndarray) -> bool:
-        """Whether decoding the tokens restores exactly the text; False if some are metadata."""
+        """Returns whether decoding the tokens restores the text; False with metadata tokens."""
         if self.find_unknown(ids).any():
             return False
         decoded: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         return decoded == text
 
     def _decode_group(self, ids: tuple[int, ...]) -> str:
-        """Returns the text of consecutive tokens when they are decoded between other tokens."""
-        decoded = self._decoded.get(ids)
+        """Returns the text of consecutive tokens, decoded between other tokens; cached."""
+        decoded = self._decoded_groups.get(ids)
         if decoded is not None:
             return decoded
 
@@ -173,28 +177,28 @@ class LostTextFinder:
         bordered = self._decode([BORDER, *tokens, BORDER])
         _, _, after_border = bordered.partition(BORDER)
         between, _, _ = after_border.rpartition(BORDER)
-        decoded = between.removesuffix(self._gap)
+        decoded = between.removesuffix(self._word_gap)
 
-        if len(self._decoded) > MAX_CACHED_PARTS:
-            self._decoded.clear()
-        self._decoded[ids] = decoded
+        if len(self._decoded_groups) > MAX_CACHED_PARTS:
+            self._decoded_groups.clear()
+        self._decoded_groups[ids] = decoded
         return decoded
 
     def _compare(self, part: str, decoded: str) -> np.ndarray:
-        """Returns whether each character of a part is missing in its decoded text; cached."""
-        lost = self._compared.get((part, decoded))
+        """Returns whether each character of a part is missing from its decoded text; cached."""
+        lost = self._comparisons.get((part, decoded))
         if lost is not None:
             return lost
 
         lost = _find_missing(part, decoded)
-        if len(self._compared) > MAX_CACHED_PARTS:
-            self._compared.clear()
-        self._compared[part, decoded] = lost
+        if len(self._comparisons) > MAX_CACHED_PARTS:
+            self._comparisons.clear()
+        self._comparisons[part, decoded] = lost
         return lost
 
 
 def _group_tokens(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iterator[TokenGroup]:
-    """Yields the groups of tokens that share characters, in order; skips tokens without any."""
+    """Yields the groups of tokens that share characters, in order; skips tokens without text."""
     holds_text = ends > starts
     ids = ids[holds_text]
     starts = starts[holds_text]
@@ -215,10 +219,13 @@ def _group_tokens(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iter
 
 
 def _split_ending(decoded: str, part: str) -> tuple[str, str]:
-    """Splits off spaces that some decoders append to a word, as they belong to the next token.
+    """Splits off the spaces that some decoders append to a word; they belong to the next token.
 
     Args:
         part: The text that the decoded tokens cover.
+
+    Returns:
+        The decoded text without them, and the spaces.
     """
     if decoded[-1:].isspace() and not part[-1:].isspace():
         stripped = decoded.rstrip()
@@ -227,9 +234,9 @@ def _split_ending(decoded: str, part: str) -> tuple[str, str]:
 
 
 def _find_missing(part: str, decoded: str) -> np.ndarray:
-    """Returns whether each character of a part is missing in its decoded text: bool [len(part)].
+    """Returns whether each character of a part is missing from its decoded text: bool [len(part)].
 
-    The two are aligned, unless they are too long.
+    The two texts are aligned. If they are too long, all characters count as missing.
     """
     missing = np.ones(len(part), np.bool_)
     if len(part) * len(decoded) > MAX_ALIGNMENT_SIZE:
@@ -241,15 +248,19 @@ def _find_missing(part: str, decoded: str) -> np.ndarray:
     if len(part) != len(decoded):
         return missing
 
-    # The matcher is greedy: comparing the characters at equal positions may find fewer.
-    differing = np.array([*map(str.__ne__, part, decoded)], np.bool_)
+    # The matcher is greedy, so a comparison position by position may find fewer differences.
+    differs = [
+        character != decoded_character
+        for character, decoded_character in zip(part, decoded, strict=True)
+    ]
+    differing = np.array(differs, np.bool_)
     return differing if differing.sum() < missing.sum() else missing
 
 
 def measure_lost_text(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, takes_written_tokens: bool = False
 ) -> LostShare:
-    """Measures how much of some texts a tokenizer loses.
+    """Measures how much of the texts a tokenizer loses.
 
     Args:
         takes_written_tokens: See `TextTokenizer`.
@@ -292,14 +303,14 @@ def measure_lost_text(
 
 
 def _format_tokens(tokenizer: Tokenizer, ids: np.ndarray) -> str:
-    """Joins the first `MAX_EXAMPLE_TOKENS` tokens with spaces, with an ellipsis for the others."""
+    """Joins the first `MAX_EXAMPLE_TOKENS` tokens with spaces; adds an ellipsis for the others."""
     names = [tokenizer.id_to_token(token_id) or "" for token_id in ids.tolist()]
     ellipsis = " …" if len(names) > MAX_EXAMPLE_TOKENS else ""
     return " ".join(names[:MAX_EXAMPLE_TOKENS]) + ellipsis
 
 
 def find_lossy_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
-    """Returns for each text whether a tokenizer loses any of its characters.
+    """Returns whether a tokenizer loses any character of each text.
 
     Raises:
         ConfigurationError: If the tokenizer is not a fast one.

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 _FULL_STOP = re.compile(r"\.")
 
-# The end of a sentence, with the closing quotation marks and brackets after it. Thanks to the
-# possessive quantifiers, a run of dots without a space after it is scanned once, not again from
-# each dot.
+# The end of a sentence, with the closing quotation marks and brackets after it. The possessive
+# quantifiers prevent that a run of dots without a space after it is scanned again from each dot.
 _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？]+[」』”]*|\n\s*\n")
 
 _LAST_WORD = re.compile(r"(?<![\w.])[\w.]++$")
@@ -30,16 +29,16 @@ _WORD = re.compile(r"\S+")
 
 _WORD_AND_SPACES = re.compile(r"\s*\S+\s*|\s+")
 
-_PART = re.compile(r"[^-–—/]+")
+_COMPOUND_PART = re.compile(r"[^-–—/]+")
 
 
 def find_sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
     """Yields the spans of the sentences of a text.
 
     Args:
-        splitter: `full_stops` (as published): from each full stop to the next; text after the last
-            one is dropped. `rules`: not split at abbreviations, initials and decimals; without the
-            space around a sentence.
+        splitter: `full_stops` (as published) splits at each full stop, and drops the text after the
+            last one. `rules` does not split at abbreviations, initials and decimals, and leaves out
+            the space around sentences.
     """
     if splitter == "full_stops":
         stops = (match.start() for match in _FULL_STOP.finditer(text))
@@ -55,32 +54,37 @@ def find_sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
         sentence = text[start:end]
         stripped = sentence.strip()
         if stripped:
-            begin = start + len(sentence) - len(sentence.lstrip())
-            yield begin, begin + len(stripped)
+            stripped_start = start + len(sentence) - len(sentence.lstrip())
+            yield stripped_start, stripped_start + len(stripped)
         start = end
 
 
 def _is_inside_sentence(text: str, start: int, match: re.Match[str]) -> bool:
-    """Whether a full stop does not end its sentence.
+    """Returns whether a full stop does not end its sentence.
 
-    It marks an abbreviation or an initial, or lower case follows.
+    This is so after an abbreviation or an initial, and before lower case.
+
+    Args:
+        start: Start of the sentence.
+        match: The possible end of the sentence.
     """
     if match.group() != ".":
         return False
 
     # The sentence may be the whole text, so only its end is searched: longer words are not
     # abbreviations. `$` also matches before a line break.
-    begin = max(start, match.start() - _MAX_ABBREVIATION_CHARS - 1)
-    word = _LAST_WORD.search(text, begin, match.start())
-    if word is not None and word.group().lower() in ABBREVIATIONS:
-        return True
-
-    is_initial = word is not None and len(word.group()) == 1 and word.group().isupper()
-    return is_initial or _LOWER_CASE_FOLLOWS.match(text, match.end()) is not None
+    search_start = max(start, match.start() - _MAX_ABBREVIATION_CHARS - 1)
+    last_word = _LAST_WORD.search(text, search_start, match.start())
+    if last_word is not None:
+        word = last_word.group()
+        is_initial = len(word) == 1 and word.isupper()
+        if is_initial or word.lower() in ABBREVIATIONS:
+            return True
+    return _LOWER_CASE_FOLLOWS.match(text, match.end()) is not None
 
 
 class Span(NamedTuple):
-    """A part of a text: text[start:end]."""
+    """The position of a part of a text: text[start:end]."""
 
     start: int
     end: int
@@ -100,30 +104,33 @@ def find_word_core(word: str) -> Span | None:
 def cut_text(text: str, limit: int) -> list[str]:
     """Cuts a text into chunks whose concatenation is the text.
 
-    Chunks end where a sentence ends; a sentence longer than the limit is cut between words.
+    Chunks end at the end of a sentence; a sentence longer than the limit is cut between words.
     Whitespace between two chunks belongs to the first. Words are never divided, so a word longer
     than the limit is a chunk by itself.
 
     Args:
-        text: Any text.
         limit: Maximum number of characters of a chunk, without the whitespace at its ends.
     """
+    if not text:
+        return []
+
     chunks: list[str] = []
     chunk_start = 0
     content: Span | None = None  # the chunk without whitespace at its ends; None if it is empty
     for part in _divide_text(text, limit):
         part_content = _strip_span(text, part)
-        extended = content
-        if part_content is not None:
-            start = part_content.start if content is None else content.start
-            extended = Span(start, part_content.end)
+        if part_content is None:
+            continue
 
-        if content is not None and extended is not None and extended.end - extended.start > limit:
+        if content is None:
+            content = part_content
+        elif part_content.end - content.start <= limit:
+            content = Span(content.start, part_content.end)
+        else:
             chunks.append(text[chunk_start : part.start])
             chunk_start = part.start
-            extended = part_content
-        content = extended
-    return [*chunks, text[chunk_start:]] if text else chunks
+            content = part_content
+    return [*chunks, text[chunk_start:]]
 
 
 def _strip_span(text: str, span: Span) -> Span | None:
@@ -135,7 +142,7 @@ def _strip_span(text: str, span: Span) -> Span | None:
 
 
 def _divide_text(text: str, limit: int) -> Iterator[Span]:
-    """Yields the sentences of a text, and the words of sentences that are longer than the limit."""
+    """Yields the sentences of a text with the space around them, or the words of long sentences."""
     starts = [start for start, _ in find_sentences(text, "rules")]
     for start, end in pairwise([0, *starts[1:], len(text)]):
         if len(text[start:end].strip()) <= limit:
@@ -147,4 +154,4 @@ def _divide_text(text: str, limit: int) -> Iterator[Span]:
 
 def divide_compound(word: str) -> list[Span]:
     """Returns the spans of the parts of a compound between hyphens, dashes and slashes."""
-    return [Span(*match.span()) for match in _PART.finditer(word)]
+    return [Span(*match.span()) for match in _COMPOUND_PART.finditer(word)]

@@ -1,8 +1,8 @@
 """The tokenizer of a run, and fast backends that return the same ids.
 
-The Hugging Face tokenizer is the reference (the oracle). tiktoken (built from its merges, pattern
-and special tokens) and gigatoken are several times as fast, and a word cache makes the oracle
-itself faster. Each is used only if its ids equal the oracle's on a sample of the data to encode.
+The Hugging Face tokenizer is the reference (the oracle). tiktoken (built from the oracle's merges,
+pattern and special tokens) and gigatoken are several times as fast, and a word cache makes the
+oracle itself faster. A backend is used only if its ids equal the oracle's on a sample of the data.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from bsmeta.core.log_once import log_once
 from bsmeta.core.model_files import read_tokenizer
 from bsmeta.data.text.lossless import keeps_text
 from bsmeta.data.text.tokenizer_parts import Part, list_pre_tokenizers, read_parts
-from bsmeta.data.text.word_bounds import GPT2_PATTERN, Inseparable
+from bsmeta.data.text.word_bounds import GPT2_PATTERN, InseparableError
 from bsmeta.data.text.word_cache import Characters, WordCache, read_ids_and_characters
 from bsmeta.metadata.rendering import Renderer
 
 PROBE = "One  two\n\t3 naïve 😀 x<y"
-"""A text that tokenizers split or change in different ways."""
+"""A text that different tokenizers split or change differently."""
 
 NUM_RESERVED_TOKENS = 64
-"""Number of entries that `row_budget=text` reserves in every run's vocabulary for metadata."""
+"""Number of vocabulary entries that every run with `row_budget=text` reserves for metadata."""
 
 logger = logging.getLogger(__name__)
 
 Backend = Callable[[Sequence[str]], list[np.ndarray]]
-"""Encodes texts into ids (int32); special tokens in a text are recognized, none are added."""
+"""Encodes texts into ids (int32); recognizes special tokens in a text, and adds none."""
 
 CharacterBackend = Callable[[Sequence[str]], list[tuple[np.ndarray, Characters]]]
 """Encodes texts like a `Backend`, and also returns the characters that each token covers."""
@@ -44,7 +44,7 @@ CharacterBackend = Callable[[Sequence[str]], list[tuple[np.ndarray, Characters]]
 FASTER_PATTERNS = {
     GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 }
-"""For a pattern, an equivalent one that is faster in tiktoken (its own pattern for GPT-2)."""
+"""Equivalent patterns that are faster in tiktoken, by pattern; for GPT-2, tiktoken's own one."""
 
 
 def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
@@ -61,11 +61,11 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
             "a tokenizer that has an eos_token"
         )
 
-    special = Renderer(config.data_config.metadata_config).list_special_tokens()
+    metadata_tokens = Renderer(config.data_config.metadata_config).list_special_tokens()
     original_size = len(tokenizer)
-    # If the list were replaced, an exported tokenizer would lack its original special tokens.
+    # If its list were replaced, an exported tokenizer would lack the original special tokens.
     tokenizer.add_special_tokens(
-        {"additional_special_tokens": special}, replace_extra_special_tokens=False
+        {"additional_special_tokens": metadata_tokens}, replace_extra_special_tokens=False
     )
     if config.data_config.row_budget == BY_TEXT:
         add_unused_tokens(tokenizer, original_size + NUM_RESERVED_TOKENS)
@@ -75,18 +75,18 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
 def list_new_special_tokens(config: CausalLMConfig) -> list[str]:
     """Returns the special tokens of the metadata that the model's tokenizer lacks."""
     vocabulary = load_tokenizer_from(config.tokenizer_name or config.model_name).get_vocab()
-    special = Renderer(config.data_config.metadata_config).list_special_tokens()
-    return [token for token in special if token not in vocabulary]
+    metadata_tokens = Renderer(config.data_config.metadata_config).list_special_tokens()
+    return [token for token in metadata_tokens if token not in vocabulary]
 
 
 def add_unused_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
     """Adds unused special tokens until the vocabulary has the given size.
 
-    Runs with different metadata then have embeddings of the same size with the same initial
+    So runs with different metadata have embeddings of the same size and with the same initial
     weights.
 
     Raises:
-        ConfigurationError: If the vocabulary is larger.
+        ConfigurationError: If the vocabulary is already larger.
     """
     num_missing = size - len(tokenizer)
     if num_missing < 0:
@@ -97,7 +97,9 @@ def add_unused_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
         )
 
     unused = [f"<|unused_{number}|>" for number in range(num_missing)]
-    tokenizer.add_special_tokens({"additional_special_tokens": unused}, False)
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": unused}, replace_extra_special_tokens=False
+    )
 
 
 def load_tokenizer_from(name: str) -> PreTrainedTokenizerBase:
@@ -118,13 +120,13 @@ def load_tokenizer_from(name: str) -> PreTrainedTokenizerBase:
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Checks that a tokenizer has more than special tokens.
+    """Checks that a tokenizer has tokens other than special tokens.
 
-    For a folder without tokenizer files, transformers builds a default tokenizer with nothing but
-    the special tokens of the model's class, which encodes every text as empty.
+    For a folder without tokenizer files, transformers builds a default tokenizer that has only the
+    special tokens of the model's class, and encodes every text to no tokens.
 
     Args:
-        name: The key that names the tokenizer, and its value, for the message.
+        name: The configuration key of the tokenizer with its value, for the message.
 
     Raises:
         ConfigurationError: If the tokenizer is such a default.
@@ -138,7 +140,10 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def load_padded_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer from a folder or the Hub; pads with the end-of-text token by default.
+    """Loads a tokenizer that can pad; without a padding token, it pads with the end-of-text token.
+
+    Args:
+        name: A folder, or a name on the Hub.
 
     Raises:
         ConfigurationError: If it cannot be loaded, or has no token to pad with.
@@ -157,9 +162,9 @@ def load_padded_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def tokenize_with_spans(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 ) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Yields the token ids of each text, without special tokens, and the spans of the tokens.
+    """Yields the token ids of each text, and the spans of the tokens in the text.
 
-    The spans are int64 [tokens, 2]: start and end in the text, in characters.
+    No special tokens are added. The spans are int64 [tokens, 2]: start and end in characters.
     """
     if not texts:
         return
@@ -181,17 +186,17 @@ def tokenize_with_spans(
 
 def find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Returns the ids of the special tokens that a tokenizer adds before and after a text."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    complete = tokenizer("a", add_special_tokens=True)["input_ids"]
-    offsets = range(len(complete) - len(bare) + 1)
-    start = next(offset for offset in offsets if complete[offset : offset + len(bare)] == bare)
-    return complete[:start], complete[start + len(bare) :]
+    text_ids = tokenizer("a", add_special_tokens=False)["input_ids"]
+    all_ids = tokenizer("a", add_special_tokens=True)["input_ids"]
+    starts = range(len(all_ids) - len(text_ids) + 1)
+    start = next(start for start in starts if all_ids[start : start + len(text_ids)] == text_ids)
+    return all_ids[:start], all_ids[start + len(text_ids) :]
 
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the xxh3 hash of a tokenizer's settings, in hexadecimal.
+    """Returns the xxh3 of a tokenizer's settings, in hexadecimal.
 
-    A slow tokenizer is identified by its class name and its vocabulary.
+    The settings of a slow tokenizer are its class name and its vocabulary.
     """
     if tokenizer.is_fast:
         content = tokenizer.backend_tokenizer.to_str()
@@ -200,8 +205,8 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     return xxhash.xxh3_64_hexdigest(content.encode())
 
 
-class Unavailable(Exception):
-    """A backend that cannot replace a tokenizer; the message gives the reason."""
+class UnavailableBackendError(Exception):
+    """A backend cannot replace a tokenizer; the message states the reason."""
 
 
 def make_hf_backend(tokenizer: Tokenizer) -> Backend:
@@ -218,55 +223,60 @@ def build_tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     """Builds a tiktoken backend from the vocabulary of a tokenizer.
 
     Raises:
-        Unavailable: If the tokenizer is not byte-level BPE with a single splitting pattern, or if
-            tiktoken is not installed.
+        UnavailableBackendError: If the tokenizer is not byte-level BPE with a single splitting
+            pattern, or tiktoken is not installed.
     """
     try:
         from tiktoken import Encoding
     except ImportError as error:
-        raise Unavailable("it is not installed") from error
+        raise UnavailableBackendError("it is not installed") from error
 
     parts = read_parts(tokenizer)
-    ids_by_rank = _rank_vocabulary(parts["model"])
+    entry_ids = _rank_vocabulary(parts["model"])
     added = parts["added_tokens"]
     if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
-        raise Unavailable("its special tokens match depending on the surrounding text")
+        raise UnavailableBackendError("its special tokens match depending on the surrounding text")
     names = sorted(token["content"] for token in added)
     if any(longer.startswith(name) for name, longer in itertools.pairwise(names)):
-        raise Unavailable("one of its special tokens begins another")
+        raise UnavailableBackendError("one of its special tokens begins another")
 
-    # tiktoken numbers entries by the rank of their merge: `ids` maps ranks to ids.
-    ids = np.array([*ids_by_rank.values(), *(token["id"] for token in added)], np.int32)
-    special = {token["content"]: len(ids_by_rank) + index for index, token in enumerate(added)}
+    # tiktoken numbers entries by the rank of their merge, then the special tokens.
+    added_ids = [token["id"] for token in added]
+    ids = np.array([*entry_ids.values(), *added_ids], np.int32)  # by tiktoken's number
+    special_numbers = {
+        token["content"]: number for number, token in enumerate(added, start=len(entry_ids))
+    }
     pattern = _find_split_pattern(parts)
     encoding = Encoding(
         "",
         pat_str=FASTER_PATTERNS.get(pattern, pattern),
-        mergeable_ranks={entry: rank for rank, entry in enumerate(ids_by_rank)},
-        special_tokens=special,
+        mergeable_ranks={entry: rank for rank, entry in enumerate(entry_ids)},
+        special_tokens=special_numbers,
     )
-    allowed = set(special)
+    allowed_special = set(special_numbers)
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
-        return [ids[encoding.encode_to_numpy(text, allowed_special=allowed)] for text in texts]
+        return [
+            ids[encoding.encode_to_numpy(text, allowed_special=allowed_special)] for text in texts
+        ]
 
     return encode
 
 
 def _rank_vocabulary(model: Part) -> dict[bytes, int]:
-    """Maps the entries of a byte-level vocabulary to their ids, ordered by rank.
+    """Maps the entries of a byte-level vocabulary to their ids, in the order of their rank.
 
-    The single bytes come first, then the results of the merges in their order.
+    The single bytes come first, then the results of the merges in order.
 
     Raises:
-        Unavailable: If the model is not byte-level BPE.
+        UnavailableBackendError: If the model is not byte-level BPE.
     """
     if model["type"] != "BPE":
-        raise Unavailable("it is not BPE")
+        raise UnavailableBackendError("it is not BPE")
     vocabulary = model["vocab"]
     alphabet = map_byte_alphabet()
     if not all(character in vocabulary for character in alphabet):
-        raise Unavailable("its vocabulary lacks a byte")
+        raise UnavailableBackendError("its vocabulary lacks a byte")
 
     ids = {bytes([byte]): vocabulary[character] for character, byte in alphabet.items()}
     for left, right in model["merges"]:
@@ -276,19 +286,18 @@ def _rank_vocabulary(model: Part) -> dict[bytes, int]:
 
 
 def compute_byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
-    """Computes the byte length of each entry of a byte-level BPE vocabulary (int32).
+    """Computes the byte length of each entry of a byte-level BPE vocabulary.
 
-    A byte-level vocabulary represents each byte as one character, so the byte length of an entry is
-    its number of characters.
+    Such a vocabulary represents each byte as one character, so the byte length of an entry is its
+    number of characters.
 
     Returns:
-        None for other tokenizers.
+        int32 [vocabulary]; None for other tokenizers.
     """
     parts = read_parts(tokenizer)
     steps = list_pre_tokenizers(parts["pre_tokenizer"])
-    if parts["model"]["type"] != "BPE" or "ByteLevel" not in [step["type"] for step in steps]:
-        return None
-    if not all(map(keeps_text, steps)):
+    is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
+    if parts["model"]["type"] != "BPE" or not is_byte_level or not all(map(keeps_text, steps)):
         return None
 
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
@@ -299,12 +308,14 @@ def compute_byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
     for entry, token_id in added.items():
         lengths[token_id] = len(entry.encode())
 
-    # A tokenizer may still add, drop or replace characters in many ways, so its tokens of some
-    # texts must have as many bytes as the texts.
+    # A tokenizer may still add, drop or replace characters in many ways: check that the tokens of
+    # some texts have as many bytes as the texts.
     probes = [PROBE, *(f"a{entry} b" for entry in added), " a", "a "]
     encodings = tokenizer.encode_batch(probes, add_special_tokens=False)
-    num_bytes = [int(lengths[encoding.ids].sum()) for encoding in encodings]
-    return lengths if num_bytes == [len(probe.encode()) for probe in probes] else None
+    for probe, encoding in zip(probes, encodings, strict=True):
+        if lengths[encoding.ids].sum() != len(probe.encode()):
+            return None
+    return lengths
 
 
 def map_byte_alphabet() -> dict[str, int]:
@@ -315,13 +326,13 @@ def map_byte_alphabet() -> dict[str, int]:
 
 
 def _find_split_pattern(parts: Part) -> str:
-    """Returns the regular expression with which a tokenizer splits a text before merging.
+    """Returns the pattern by which a tokenizer splits a text before merging.
 
     Raises:
-        Unavailable: If it normalizes the text, or does not split it by a single expression.
+        UnavailableBackendError: If it normalizes the text, or does not split by a single pattern.
     """
     if parts["normalizer"] is not None:
-        raise Unavailable("it normalizes the text")
+        raise UnavailableBackendError("it normalizes the text")
 
     pre_tokenizer = parts["pre_tokenizer"] or {}
     match pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
@@ -332,30 +343,30 @@ def _find_split_pattern(parts: Part) -> str:
             {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
         ] if not split["invert"]:
             return pattern
-    raise Unavailable("it does not split the text by one pattern")
+    raise UnavailableBackendError("it does not split the text by one pattern")
 
 
 def build_gigatoken_backend(tokenizer: Tokenizer) -> Backend:
     """Builds a gigatoken backend from a tokenizer.
 
     Raises:
-        Unavailable: If gigatoken does not support the tokenizer, or is not installed.
+        UnavailableBackendError: If gigatoken does not support the tokenizer, or is not installed.
     """
     try:
         from gigatoken import Tokenizer as Gigatoken
     except ImportError as error:
-        raise Unavailable("it is not installed") from error
+        raise UnavailableBackendError("it is not installed") from error
     try:
-        fast = Gigatoken.from_json(tokenizer.to_str())
+        gigatoken = Gigatoken.from_json(tokenizer.to_str())
     except ValueError as error:
-        raise Unavailable(str(error)) from error
+        raise UnavailableBackendError(str(error)) from error
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
         # Single-threaded: its thread pool would cost more than it saves, and not survive a fork.
-        rows = fast.encode_batch(list(texts), parallel=False).layout
-        ids = np.asarray(rows.content.data).astype(np.int32)
-        offsets = itertools.pairwise(np.asarray(rows.offsets.data).tolist())
-        return [ids[begin:end] for begin, end in offsets]
+        layout = gigatoken.encode_batch(list(texts), parallel=False).layout
+        ids = np.asarray(layout.content.data).astype(np.int32)
+        bounds = np.asarray(layout.offsets.data).tolist()
+        return [ids[start:end] for start, end in itertools.pairwise(bounds)]
 
     return encode
 
@@ -364,7 +375,7 @@ def make_cached_backend(tokenizer: Tokenizer) -> Backend:
     """Returns the oracle as a backend, with a word cache if words do not depend on each other."""
     try:
         return WordCache(tokenizer).encode_ids
-    except Inseparable as reason:
+    except InseparableError as reason:
         log_missing_cache(reason)
         return make_hf_backend(tokenizer)
 
@@ -373,7 +384,7 @@ def make_character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> Chara
     """Returns the oracle as a character backend, with a word cache if possible.
 
     Args:
-        sample: Texts on which the cache must return the same as the oracle.
+        sample: Texts on which the word cache must return the same results as the oracle.
     """
 
     def encode(texts: Sequence[str]) -> list[tuple[np.ndarray, Characters]]:
@@ -382,15 +393,17 @@ def make_character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> Chara
 
     try:
         encode_cached = WordCache(tokenizer).encode_with_characters
-    except Inseparable as reason:
+    except InseparableError as reason:
         log_missing_cache(reason)
         return encode
 
+    num_different = 0
     pairs = zip(encode_cached(sample), encode(sample), strict=True)
-    num_different = sum(
-        not (np.array_equal(ids, expected_ids) and np.array_equal(characters, expected_characters))
-        for (ids, characters), (expected_ids, expected_characters) in pairs
-    )
+    for (ids, characters), (expected_ids, expected_characters) in pairs:
+        has_same_ids = np.array_equal(ids, expected_ids)
+        if not has_same_ids or not np.array_equal(characters, expected_characters):
+            num_different += 1
+
     if num_different:
         problem = f"differs on {num_different} of {len(sample)} texts and is not used"
         log_once(logger, logging.WARNING, f"tokenizer backend hf: its word cache {problem}")
@@ -398,7 +411,7 @@ def make_character_backend(tokenizer: Tokenizer, sample: Sequence[str]) -> Chara
     return encode_cached
 
 
-def log_missing_cache(reason: Inseparable) -> None:
+def log_missing_cache(reason: InseparableError) -> None:
     """Logs why a tokenizer has no word cache."""
     log_once(logger, logging.INFO, f"tokenizer backend hf has no word cache: {reason}")
 
@@ -412,24 +425,25 @@ BACKENDS = {
 
 
 def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Backend:
-    """Returns the backend with a name, or for `auto` the fastest that agrees with the oracle.
+    """Chooses a backend that returns the same ids as a tokenizer.
 
     Args:
-        name: A key of `BACKENDS`, or `auto`.
-        sample: Texts on which the ids must match the oracle's.
+        name: A key of `BACKENDS`, or `auto` for the fastest that agrees with the tokenizer.
+        tokenizer: The oracle.
+        sample: Texts on which the ids of the backend and of the oracle must be equal.
 
     Returns:
-        The backend; the oracle itself if the ids of no candidate match.
+        The backend; the oracle itself if no candidate agrees with it.
 
     Raises:
-        ConfigurationError: If the requested backend cannot be built for this tokenizer.
+        ConfigurationError: If the named backend cannot be built for this tokenizer.
     """
     oracle = make_hf_backend(tokenizer)
     expected = oracle(sample)
     for candidate in BACKENDS if name == "auto" else (name,):
         try:
             backend = BACKENDS[candidate](tokenizer)
-        except Unavailable as error:
+        except UnavailableBackendError as error:
             if name != "auto":
                 raise ConfigurationError(
                     f"data_config.tokenizer_backend={name} cannot be used for this tokenizer: "
@@ -438,8 +452,10 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
             log_once(logger, logging.INFO, f"tokenizer backend {candidate} is not used: {error}")
             continue
 
-        pairs = zip(backend(sample), expected, strict=True)
-        num_different = sum(not np.array_equal(*pair) for pair in pairs)
+        num_different = 0
+        for ids, expected_ids in zip(backend(sample), expected, strict=True):
+            if not np.array_equal(ids, expected_ids):
+                num_different += 1
         if not num_different:
             choice = f"tokenizer backend: {candidate} (same ids on {len(sample)} texts)"
             log_once(logger, logging.INFO, choice)

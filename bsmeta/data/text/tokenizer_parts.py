@@ -1,4 +1,4 @@
-"""The parts of a tokenizer, as its `tokenizer.json` lists them."""
+"""Reads the parts of a tokenizer, in the form of its `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from bsmeta.core.parsing import parse_json
 
 Part = Mapping[str, Any]
-"""A part of a `tokenizer.json`; shared by all callers, so it must not be changed."""
+"""A part of a `tokenizer.json`; cached and shared by all callers, so it must not be changed."""
 
 
 def read_parts(tokenizer: Tokenizer) -> Part:
@@ -19,14 +19,19 @@ def read_parts(tokenizer: Tokenizer) -> Part:
     return _parse_parts(tokenizer.to_str())
 
 
-@lru_cache(maxsize=2)  # read several times at the start; a large vocabulary takes a second
+@lru_cache(maxsize=2)  # called several times at the start; a large vocabulary takes a second
 def _parse_parts(content: str) -> Part:
+    """Parses the content of a `tokenizer.json`."""
     parts: Part = parse_json(content)
     return parts
 
 
 def list_pre_tokenizers(part: Part | None) -> list[Part]:
-    """Returns the pre-tokenizers of a tokenizer in order, from sequences that may be nested."""
+    """Returns the pre-tokenizers of a tokenizer in order, out of nested sequences.
+
+    Args:
+        part: The part `pre_tokenizer`.
+    """
     if part is None:
         return []
     if "pretokenizers" not in part:

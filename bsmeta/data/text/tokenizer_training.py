@@ -1,4 +1,4 @@
-"""Trains a byte-level BPE tokenizer: every string can be encoded, and comes back unchanged."""
+"""Trains a byte-level BPE tokenizer, which encodes and decodes every string without loss."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTok
     """Trains a tokenizer that splits words as GPT-2 does (Radford et al. 2019, section 2.2).
 
     Args:
-        vocabulary_size: Number of tokens, among them all 256 bytes and `END_OF_TEXT`; short texts
-            may give fewer.
+        vocabulary_size: Number of tokens, including the 256 bytes and `END_OF_TEXT`; few texts may
+            yield fewer tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,15 +1,16 @@
-"""Encodes texts into token ids: plain texts with their characters, and bodies with tags.
+"""Encodes texts into token ids: plain texts with the characters of tokens, and bodies with tags.
 
-For byte-level BPE (GPT-2, Llama 3, Qwen, ...) the tokens of a text are its bytes cut into parts, so
-the characters follow from cumulative sums of the tokens' byte lengths. Other tokenizers report
+In byte-level BPE (GPT-2, Llama 3, Qwen, ...) the tokens of a text are its bytes cut into parts, so
+the characters of tokens follow from cumulative sums of their byte lengths. Other tokenizers report
 their own offsets, which `word_cache` caches with the words.
 
-The body of a document is encoded in one of two ways. Encoded as one string, the lead (the space
-after a prefix) and the inserted tags merge with the characters of the text next to them, as they do
-in the published models. Encoded separately (`row_budget=text`), the text has the same tokens
-regardless of the metadata around and in it: lead and tags are encoded by themselves and inserted
-between its tokens. A tag whose position is inside a token (usually between a space and the word
-after it, which share a token) moves to the beginning of that token; the order of tags is kept.
+The body of a document is encoded in one of two ways. If it is encoded as one string, the lead (the
+space after a prefix) and the inserted tags merge with the adjacent characters of the text, as in
+the published models. If it is encoded separately (`row_budget=text`), the text has the same tokens
+regardless of the metadata around and in it: lead and tags are encoded by themselves, and inserted
+between the tokens of the text. A tag whose position is inside a token (usually between a space and
+the word after it, which share a token) moves to the beginning of that token; the order of tags is
+kept.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from bsmeta.data.text.word_cache import Characters
 from bsmeta.metadata.rendering import Rendered
 
 FindParts = Callable[[int], np.ndarray]
-"""Returns the spans of some parts of the text with the given index: int[m, 2], sorted."""
+"""Returns the spans of selected parts of a text, by the index of the text: int[m, 2], sorted."""
 
 MAX_CACHED_STRINGS = 50_000
 """Maximum number of inserted strings whose tokens are cached; most tags recur in many documents."""
@@ -45,7 +46,7 @@ NO_IDS = np.zeros(0, np.int32)
 NO_PARTS = np.zeros((0, 2), np.int32)
 
 NO_TOKENS = (NO_IDS, np.zeros(0, np.uint8))
-"""Empty ids and token types."""
+"""The ids and token types of no tokens."""
 
 
 class Tokens:
@@ -54,11 +55,12 @@ class Tokens:
     Args:
         ids: int32[n], the token ids.
         text: The text.
-        lengths: The byte length of each vocabulary entry, to compute the characters from.
+        lengths: The byte length of each vocabulary entry, from which the characters of each token
+            are computed; None if `characters` are given.
         characters: The characters of each token, if the tokenizer has reported them.
 
     Attributes:
-        ids: int32[n].
+        ids: int32[n], the token ids.
     """
 
     __slots__ = ("_characters", "_lengths", "_text", "ids")
@@ -76,16 +78,16 @@ class Tokens:
         self._characters = characters
 
     def locate(self) -> Characters:
-        """Returns the start and end in the text of each token, in characters (both int32[n]).
+        """Returns the start and the end of each token in the text, in characters (both int32[n]).
 
-        A character encoded by several tokens is in the span of each of them.
+        A character that is encoded by several tokens is in the span of each of them.
         """
         if self._characters is None:
             self._characters = self._compute_characters()
         return self._characters
 
     def _compute_characters(self) -> Characters:
-        """Computes the characters of each token from the byte lengths of the tokens."""
+        """Computes the characters of the tokens from their byte lengths."""
         assert self._lengths is not None
         lengths = self._lengths.take(self.ids)
         ends = lengths.cumsum(dtype=np.int32)
@@ -93,14 +95,14 @@ class Tokens:
         if self._text.isascii() or not len(ends):
             return starts, ends
 
-        # From bytes to characters: all bytes except continuation bytes (10xxxxxx) begin one.
-        raw = np.frombuffer(self._text.encode(), np.uint8)
-        begins_character = raw.view(np.int8) >= -0x40
-        characters = begins_character.cumsum(dtype=np.int32)  # up to each byte
-        return characters.take(starts) - 1, characters.take(ends - 1)
+        # All bytes except continuation bytes (10xxxxxx) begin a character.
+        text_bytes = np.frombuffer(self._text.encode(), np.uint8)
+        begins_character = text_bytes.view(np.int8) >= -0x40
+        num_characters = begins_character.cumsum(dtype=np.int32)  # up to each byte, inclusive
+        return num_characters.take(starts) - 1, num_characters.take(ends - 1)
 
     def count_within(self, beginning: str) -> int:
-        """Counts the leading tokens that lie entirely within the given beginning of the text."""
+        """Counts the tokens that lie entirely within a beginning of the text."""
         if self._lengths is None:
             _, ends = self.locate()
             return int(ends.searchsorted(len(beginning), side="right"))
@@ -111,15 +113,15 @@ class Tokens:
 
 
 class SpecialTokens:
-    """Finds special tokens in encoded texts, and encodes texts in which only some may occur.
+    """Finds special tokens in encoded texts, and encodes texts with special tokens in some parts.
 
     Args:
-        tokenizer: Is copied.
+        tokenizer: The tokenizer, which is copied.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._plain = Tokenizer.from_str(tokenizer.to_str())
-        self._plain.encode_special_tokens = True  # as text
+        self._text_tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._text_tokenizer.encode_special_tokens = True  # encodes them as text
 
         added = tokenizer.get_added_tokens_decoder().items()
         self._ids = {token.content: token_id for token_id, token in added if token.special}
@@ -137,65 +139,73 @@ class SpecialTokens:
         All texts are searched at once, because most have none.
         """
         ids = np.concatenate([NO_IDS, *(text.ids for text in texts)])
-        special = np.flatnonzero(ids >= self._min_special_id)  # special ids are usually the largest
-        special = special[self._is_special[ids[special]]]
+        candidates = np.flatnonzero(ids >= self._min_special_id)  # usually the largest ids
+        special = candidates[self._is_special[ids[candidates]]]
 
         ends = np.cumsum([len(text.ids) for text in texts])
-        text_indices, firsts = np.unique(np.searchsorted(ends, special, "right"), return_index=True)
-        for text_index, indices in zip(
-            text_indices.tolist(), np.split(special, firsts)[1:], strict=True
-        ):
-            yield text_index, indices - (ends[text_index] - len(texts[text_index].ids))
+        owners = np.searchsorted(ends, special, "right")
+        text_indices, firsts = np.unique(owners, return_index=True)
+        special_by_text = np.split(special, firsts)[1:]
+        for text_index, indices in zip(text_indices.tolist(), special_by_text, strict=True):
+            text_start = ends[text_index] - len(texts[text_index].ids)
+            yield text_index, indices - text_start
 
     def encode(self, text: str, parts: np.ndarray, lengths: np.ndarray | None) -> Tokens:
-        """Encodes a text, recognizing special tokens only in some parts.
+        """Encodes a text; recognizes special tokens only in some parts.
 
         Args:
             parts: int[m, 2], the spans of these parts, sorted.
-            lengths: The byte length of each entry of the vocabulary, if they determine the
-                characters of the tokens; otherwise None.
+            lengths: The byte length of each vocabulary entry if the characters of tokens follow
+                from it; otherwise None.
         """
         matches: list[re.Match[str]] = []
         for start, end in parts.tolist():
             matches += self._pattern.finditer(text, start, end)
 
-        # The text between special tokens is encoded without any.
+        # The segments between special tokens are encoded as text.
         starts = [0, *(match.end() for match in matches)]
         ends = [*(match.start() for match in matches), len(text)]
-        between = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-        encodings = self._plain.encode_batch(between, add_special_tokens=False)
+        segments = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+        encodings = self._text_tokenizer.encode_batch(segments, add_special_tokens=False)
 
         ids: list[int] = []
-        offsets: list[tuple[int, int]] = []
-        for shift, encoding, match in zip(starts, encodings, [*matches, None], strict=True):
+        spans: list[tuple[int, int]] = []
+        for segment_start, encoding, match in zip(starts, encodings, [*matches, None], strict=True):
             ids += encoding.ids
-            offsets += [(shift + start, shift + end) for start, end in encoding.offsets]
-            if match is not None:
+            spans += [
+                (segment_start + start, segment_start + end) for start, end in encoding.offsets
+            ]
+            if match is not None:  # the special token after the segment
                 ids.append(self._ids[match.group()])
-                offsets.append(match.span())
+                spans.append(match.span())
 
         id_array = np.array(ids, np.int32)
         if lengths is not None:
             return Tokens(id_array, text, lengths=lengths)
-        table = np.array(offsets, np.int32).reshape(-1, 2)
-        return Tokens(id_array, text, characters=(table[:, 0], table[:, 1]))
+        span_array = np.array(spans, np.int32).reshape(-1, 2)
+        return Tokens(id_array, text, characters=(span_array[:, 0], span_array[:, 1]))
 
 
 def are_all_inside(tokens: Tokens, indices: np.ndarray, parts: np.ndarray) -> bool:
-    """Whether the tokens at these indices lie in parts of the text (int[m, 2], sorted)."""
+    """Returns whether the tokens at some indices lie in parts of the text.
+
+    Args:
+        parts: int[m, 2], the spans of the parts, sorted.
+    """
     starts, ends = tokens.locate()
-    rows = np.searchsorted(parts[:, 0], starts[indices], side="right") - 1
-    part_ends = np.append(parts[:, 1], -1)  # row -1: before the first part
-    return bool((ends[indices] <= part_ends[rows]).all())
+    part_indices = np.searchsorted(parts[:, 0], starts[indices], side="right") - 1
+    part_ends = np.append(parts[:, 1], -1)  # the last is for index -1: before the first part
+    return bool((ends[indices] <= part_ends[part_indices]).all())
 
 
 class TextTokenizer:
-    """Encodes batches of texts as a fast Hugging Face tokenizer does; adds no special tokens.
+    """Encodes batches of texts like a fast Hugging Face tokenizer; adds no special tokens.
 
     Args:
-        backend: A name that `choose_backend` takes; all except `hf` need byte-level BPE.
+        backend: A name for `choose_backend`; all except `auto` and `hf` require byte-level BPE.
         sample: Texts on which the backend must return the same ids as the tokenizer itself.
-        takes_written_tokens: Whether literal special tokens are recognized anywhere in a text.
+        takes_written_tokens: Whether special tokens that are written in a text are recognized
+            anywhere in it.
 
     Raises:
         ConfigurationError: If the tokenizer is not a fast one, or the backend does not support it.
@@ -217,13 +227,13 @@ class TextTokenizer:
                 "tokenizer.json); expected one that the tokenizers library can run"
             )
 
-        self._oracle = Tokenizer.from_str(fast.to_str())  # a copy: its settings are changed
+        self._oracle = Tokenizer.from_str(fast.to_str())  # a copy, whose settings are changed
         self._oracle.no_truncation()
         self._oracle.no_padding()
         self._lengths = compute_byte_lengths(self._oracle)
         if self._lengths is not None:
-            self._oracle.post_processor = None  # it would cut spaces off the offsets of tokens
-        self._special = SpecialTokens(self._oracle)
+            self._oracle.post_processor = None  # it would exclude spaces from the offsets
+        self._special_tokens = SpecialTokens(self._oracle)
 
         if self._lengths is not None:
             self._backend = choose_backend(backend, self._oracle, [*sample, PROBE])
@@ -240,38 +250,42 @@ class TextTokenizer:
         """Encodes texts.
 
         Args:
-            find_parts: Returns the parts of a text in which literal special tokens are recognized;
+            find_parts: Returns the parts of a text in which written special tokens are recognized;
                 elsewhere they are text. If None, they are recognized everywhere.
         """
-        if self._lengths is not None:
-            pairs = zip(self._backend(texts), texts, strict=True)
-            tokens = [
-                Tokens(ids, text, lengths=self._lengths)
-                if self._keeps_bytes(text)
-                else self._encode_with_reported_offsets([text])[0]
-                for ids, text in pairs
-            ]
-        else:
-            tokens = self._encode_with_reported_offsets(texts)
+        tokens = self._encode_all(texts)
         if find_parts is None or self._takes_written_tokens:
             return tokens
 
-        # Few texts contain literal special tokens: all texts are encoded with them recognized, at
-        # full speed, and those with one outside the allowed parts are encoded a second time.
-        for index, token_indices in self._special.find(tokens):
+        # Few texts contain special tokens. So all are recognized at first, at full speed, and only
+        # texts with a special token outside the parts are encoded a second time.
+        for index, token_indices in self._special_tokens.find(tokens):
             parts = find_parts(index)
             if not are_all_inside(tokens[index], token_indices, parts):
                 lengths = self._lengths if self._keeps_bytes(texts[index]) else None
-                tokens[index] = self._special.encode(texts[index], parts, lengths)
+                tokens[index] = self._special_tokens.encode(texts[index], parts, lengths)
+        return tokens
+
+    def _encode_all(self, texts: Sequence[str]) -> list[Tokens]:
+        """Encodes texts, with special tokens recognized everywhere."""
+        if self._lengths is None:
+            return self._encode_with_reported_offsets(texts)
+
+        tokens: list[Tokens] = []
+        for ids, text in zip(self._backend(texts), texts, strict=True):
+            if self._keeps_bytes(text):
+                tokens.append(Tokens(ids, text, lengths=self._lengths))
+            else:
+                tokens += self._encode_with_reported_offsets([text])
         return tokens
 
     def _encode_with_reported_offsets(self, texts: Sequence[str]) -> list[Tokens]:
-        """Encodes texts, with the characters of each token as the tokenizer itself reports them."""
+        """Encodes texts with the characters of tokens that the tokenizer reports."""
         pairs = zip(self._reported_offsets_backend(texts), texts, strict=True)
         return [Tokens(ids, text, characters=characters) for (ids, characters), text in pairs]
 
     def _keeps_bytes(self, text: str) -> bool:
-        """Whether tokens have the bytes of a text, because the normalizer does not change it."""
+        """Returns whether the tokens of a text have exactly its bytes: no normalizer changes it."""
         normalizer = self._oracle.normalizer
         return normalizer is None or normalizer.normalize_str(text) == text
 
@@ -280,8 +294,8 @@ def map_text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
     """Maps positions in the rendered body to positions in the original text.
 
     Args:
-        positions: int32 [n], character positions in the body, which may include the body's end.
-        spans: int32 [m, 2], the inserted strings.
+        positions: int32 [n], positions in the body in characters, possibly its end.
+        spans: int32 [m, 2], the inserted strings, sorted and disjoint.
 
     Returns:
         int32 [n]: the number of text characters before each position.
@@ -291,34 +305,35 @@ def map_text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
 
     lengths = spans[:, 1] - spans[:, 0]
     inserted_before = np.concatenate(([0], np.cumsum(lengths)))
-    rows = np.searchsorted(spans[:, 0], positions, side="right")
+    num_spans_before = np.searchsorted(spans[:, 0], positions, side="right")
 
     # A position inside an inserted string is mapped to the text after the string.
-    overhang = np.maximum(np.append(spans[:, 1], 0)[rows - 1] - positions, 0)
-    overhang[rows == 0] = 0
-    return (positions - inserted_before[rows] + overhang).astype(np.int32)
+    last_span_ends = np.append(spans[:, 1], 0)[num_spans_before - 1]
+    overhang = np.maximum(last_span_ends - positions, 0)
+    overhang[num_spans_before == 0] = 0
+    return (positions - inserted_before[num_spans_before] + overhang).astype(np.int32)
 
 
 def mark_spans(
     token_types: np.ndarray,
-    run: np.ndarray,
+    runs: np.ndarray,
     starts: np.ndarray,
     ends: np.ndarray,
     spans: np.ndarray,
     span_token_types: np.ndarray,
 ) -> None:
-    """Writes the token types and runs of tokens that contain characters of inserted strings.
+    """Sets the token types and runs of tokens with characters of inserted strings, in place.
 
-    A token with characters of several strings gets the type of the first. As no cut may divide any
-    of the strings, they form a single run.
+    A token with characters of several strings gets the type of the first. These strings form a
+    single run, because no cut may divide any of them.
 
     Args:
-        token_types: uint8, 0 for text; the token types are written into it.
-        run: int32, -1 for text; the run numbers are written into it.
+        token_types: uint8, 0 for text.
+        runs: int32, -1 for text.
         starts: int32[n], first character of each of the first n tokens; non-decreasing.
-        ends: int32[n], the end of the token's last character.
+        ends: int32[n], the end of each token's characters, exclusive.
         spans: int32[m, 2], the inserted strings, sorted and disjoint.
-        span_token_types: uint8[m].
+        span_token_types: uint8[m], the token type of each string.
     """
     # Span i has characters in the tokens from first[i] to last[i], exclusive.
     first = ends.searchsorted(spans[:, 0], side="right")
@@ -326,39 +341,39 @@ def mark_spans(
 
     # A token that two spans share belongs to the first, and both spans to the same run.
     previous_last = np.concatenate((np.zeros(1, np.int64), last[:-1]))
-    run_numbers = np.cumsum(first >= previous_last, dtype=np.int32)
+    span_runs = np.cumsum(first >= previous_last, dtype=np.int32)
     first = np.maximum(first, previous_last)
 
-    # The concatenated token indices of all spans: each span counts up from its first token.
+    # The token indices of all spans, concatenated: each span counts up from its first token.
     sizes = last - first
     offsets = sizes.cumsum() - sizes
     token_indices = (first - offsets).repeat(sizes) + np.arange(sizes.sum())
     token_types[token_indices] = span_token_types.repeat(sizes)
-    run[token_indices] = run_numbers.repeat(sizes)
+    runs[token_indices] = span_runs.repeat(sizes)
 
 
 @dataclass(slots=True)
 class Body:
-    """Lead and body of a document, n tokens.
+    """The n tokens of the lead and body of a document.
 
     Attributes:
         ids: int32[n].
-        token_types: uint8[n], 0 for text and lead, otherwise 1 + index in `metadata_list`.
-        run: int32[n], the same number for the tokens of an inserted string (or of several strings
-            that share a token), -1 for text.
-        lead: Number of tokens of the lead, which only joins the prefix to the body.
+        token_types: uint8[n], 0 for text and lead, otherwise 1 + the index in `metadata_list`.
+        runs: int32[n], -1 for text; otherwise a number for each inserted string (or for several
+            strings that share a token).
+        lead_length: Number of tokens of the lead, which only joins the body to the prefix.
         locate: Computes the characters of the original text that each token covers.
     """
 
     ids: np.ndarray
     token_types: np.ndarray
-    run: np.ndarray
-    lead: int
+    runs: np.ndarray
+    lead_length: int
     locate: Callable[[], Characters]
 
 
 class JointBodies:
-    """Encodes lead and body of each document as one string."""
+    """Encodes the lead and body of each document as one string."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -375,15 +390,16 @@ class JointBodies:
 
     def _mark_body(self, rendered: Rendered, tokens: Tokens) -> Body:
         """Returns a body with the types and runs of its tokens."""
-        token_types, run, _ = slice_plain_tokens(len(tokens.ids))
+        token_types, runs, _ = slice_plain_tokens(len(tokens.ids))
         if len(rendered.spans):
             token_types = token_types.copy()
-            run = run.copy()
+            runs = runs.copy()
             starts, ends = _find_characters_in_body(rendered, tokens)
-            mark_spans(token_types, run, starts, ends, rendered.spans, rendered.span_token_types)
+            mark_spans(token_types, runs, starts, ends, rendered.spans, rendered.span_token_types)
 
-        lead = tokens.count_within(rendered.lead) if rendered.lead else 0
-        return Body(tokens.ids, token_types, run, lead, partial(_locate_joint, rendered, tokens))
+        lead_length = tokens.count_within(rendered.lead) if rendered.lead else 0
+        locate = partial(_locate_joint, rendered, tokens)
+        return Body(tokens.ids, token_types, runs, lead_length, locate)
 
 
 class InsertedString(NamedTuple):
@@ -398,22 +414,23 @@ class InsertedString(NamedTuple):
 
 
 class SeparateBodies:
-    """Encodes the text of each document by itself, and inserts lead and tags between its tokens."""
+    """Encodes the text of each document by itself; inserts lead and tags between its tokens."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._cached_ids: dict[InsertedString, np.ndarray] = {}
 
     def encode(self, rendered: Sequence[Rendered]) -> list[Body]:
-        """Encodes the bodies of documents: one call for the texts, one for new strings."""
+        """Encodes the bodies of documents: all texts in one call, all new strings in another."""
         texts = [document.text for document in rendered]
         tokens = self._tokenizer.encode(texts, lambda _: NO_PARTS)
-        strings = [_list_inserted_strings(document) for document in rendered]
-        self._cache_ids(set(itertools.chain.from_iterable(strings)))
+        strings_by_document = [_list_inserted_strings(document) for document in rendered]
+        self._cache_ids(set(itertools.chain.from_iterable(strings_by_document)))
+
         bodies = [
-            self._insert(document, text_tokens, document_strings)
-            for document, text_tokens, document_strings in zip(
-                rendered, tokens, strings, strict=True
+            self._insert(document, text_tokens, strings)
+            for document, text_tokens, strings in zip(
+                rendered, tokens, strings_by_document, strict=True
             )
         ]
         if len(self._cached_ids) > MAX_CACHED_STRINGS:
@@ -421,7 +438,7 @@ class SeparateBodies:
         return bodies
 
     def _cache_ids(self, strings: set[InsertedString]) -> None:
-        """Encodes and caches new strings; special tokens are recognized in configured ones only."""
+        """Encodes and caches new strings; recognizes special tokens only in configured strings."""
         new = [inserted for inserted in strings if inserted not in self._cached_ids]
         if not new:
             return
@@ -438,21 +455,23 @@ class SeparateBodies:
         self, rendered: Rendered, tokens: Tokens, strings: Sequence[InsertedString]
     ) -> Body:
         """Inserts lead and tags between the tokens of a text."""
+        if not strings:
+            token_types, runs, _ = slice_plain_tokens(len(tokens.ids))
+            return Body(tokens.ids, token_types, runs, 0, tokens.locate)
+
         inserted = [self._cached_ids[string] for string in strings]
-        lead = len(inserted[0]) if rendered.lead else 0
-        if not inserted:
-            token_types, run, _ = slice_plain_tokens(len(tokens.ids))
-            return Body(tokens.ids, token_types, run, 0, tokens.locate)
+        lengths = np.fromiter(map(len, inserted), np.int64, len(inserted))
+        lead_length = int(lengths[0]) if rendered.lead else 0
+        tags = slice(1 if rendered.lead else 0, None)  # of the strings
 
         # The number of text tokens before each string: 0 before the lead.
-        tags = slice(1 if rendered.lead else 0, None)
         num_text_before = np.zeros(len(inserted), np.int64)
-        starts = map_text_positions(rendered.spans[:, 0], rendered.spans)
-        num_text_before[tags] = count_tokens_before(tokens, starts)
+        tag_positions = map_text_positions(rendered.spans[:, 0], rendered.spans)
+        num_text_before[tags] = count_tokens_before(tokens, tag_positions)
 
         # The indices of the inserted tokens in the body.
-        lengths = np.fromiter(map(len, inserted), np.int64, len(inserted))
         indices = num_text_before.repeat(lengths) + np.arange(lengths.sum())
+        tag_indices = indices[lead_length:]
         size = len(tokens.ids) + len(indices)
         is_text = np.ones(size, np.bool_)
         is_text[indices] = False
@@ -461,20 +480,22 @@ class SeparateBodies:
         ids[is_text] = tokens.ids
         ids[indices] = np.concatenate(inserted)
         token_types = np.zeros(size, np.uint8)
-        token_types[indices[lead:]] = rendered.span_token_types.repeat(lengths[tags])
-        run = np.full(size, -1, np.int32)
-        run[indices[lead:]] = np.arange(len(rendered.spans), dtype=np.int32).repeat(lengths[tags])
-        return Body(ids, token_types, run, lead, partial(_locate_separate, tokens, is_text))
+        token_types[tag_indices] = rendered.span_token_types.repeat(lengths[tags])
+        runs = np.full(size, -1, np.int32)
+        tag_runs = np.arange(len(rendered.spans), dtype=np.int32)
+        runs[tag_indices] = tag_runs.repeat(lengths[tags])
+        locate = partial(_locate_separate, tokens, is_text)
+        return Body(ids, token_types, runs, lead_length, locate)
 
 
 def _list_inserted_strings(rendered: Rendered) -> list[InsertedString]:
-    """Returns the lead, if any, and the tags of a document in order."""
+    """Returns the lead of a document, if any, and its tags in order."""
     strings: list[InsertedString] = []
     if rendered.lead:
         strings.append(InsertedString(rendered.lead, is_configured=True))
     if len(rendered.spans):
         body = rendered.body
-        configured_starts = set(rendered.own[:, 0].tolist())
+        configured_starts = set(rendered.configured[:, 0].tolist())
         strings += [
             InsertedString(body[start:end], start in configured_starts)
             for start, end in rendered.spans.tolist()
@@ -483,10 +504,13 @@ def _list_inserted_strings(rendered: Rendered) -> list[InsertedString]:
 
 
 def count_tokens_before(tokens: Tokens, positions: np.ndarray) -> np.ndarray:
-    """Counts the tokens before each of some positions in their text (int64).
+    """Counts the tokens before each position in a text (int64 [positions]).
 
-    A position inside a token, or inside a character that several tokens share, moves back to the
-    nearest boundary that is between two tokens and between two characters.
+    A position inside a token, or inside a character that several tokens share, is first moved back
+    to the nearest boundary between two tokens that is also between two characters.
+
+    Args:
+        positions: int [positions], in characters.
     """
     starts, ends = tokens.locate()
     is_boundary = np.ones(len(ends) + 1, np.bool_)
@@ -498,33 +522,39 @@ def count_tokens_before(tokens: Tokens, positions: np.ndarray) -> np.ndarray:
 
 def _find_configured_parts(rendered: Rendered) -> np.ndarray:
     """Returns the parts of lead and body that come from the configuration (int[m, 2])."""
-    lead = len(rendered.lead)
-    return np.concatenate(([[0, lead]], rendered.own + lead)) if lead else rendered.own
+    lead_chars = len(rendered.lead)
+    if not lead_chars:
+        return rendered.configured
+    return np.concatenate(([[0, lead_chars]], rendered.configured + lead_chars))
 
 
 def _find_characters_in_body(rendered: Rendered, tokens: Tokens) -> Characters:
-    """Returns the characters of the body that its tokens cover; tokens of the lead cover none."""
+    """Returns the characters of the body that each token covers; tokens of the lead cover none.
+
+    Args:
+        tokens: The tokens of lead and body.
+    """
     starts, ends = tokens.locate()
-    lead = len(rendered.lead)
-    if not lead:
+    lead_chars = len(rendered.lead)
+    if not lead_chars:
         return starts, ends
-    return np.maximum(starts - lead, 0), np.maximum(ends - lead, 0)
+    return np.maximum(starts - lead_chars, 0), np.maximum(ends - lead_chars, 0)
 
 
 def _locate_joint(rendered: Rendered, tokens: Tokens) -> Characters:
-    """Returns the characters of the original text that the tokens of lead and body cover."""
+    """Returns the characters of the original text that each token of lead and body covers."""
     starts, ends = _find_characters_in_body(rendered, tokens)
     return map_text_positions(starts, rendered.spans), map_text_positions(ends, rendered.spans)
 
 
 def _locate_separate(tokens: Tokens, is_text: np.ndarray) -> Characters:
-    """Returns the characters of the original text that the tokens of lead and body cover.
+    """Returns the characters of the original text that each token of lead and body covers.
 
     Inserted tokens cover none: their start and end is the start of the text after them.
 
     Args:
         tokens: The tokens of the text.
-        is_text: bool[n], whether each token of lead and body is one of them.
+        is_text: bool[n], whether each token of lead and body is a token of the text.
     """
     text_starts, text_ends = tokens.locate()
     next_starts = np.append(text_starts, text_ends[-1:] if len(text_ends) else 0).astype(np.int32)
@@ -535,23 +565,23 @@ def _locate_separate(tokens: Tokens, is_text: np.ndarray) -> Characters:
 
 
 class TokenMarks(NamedTuple):
-    """The types, runs and targets of tokens."""
+    """The types (uint8[n]), runs (int32[n]) and targets (bool[n]) of tokens."""
 
     token_types: np.ndarray
-    run: np.ndarray
+    runs: np.ndarray
     targets: np.ndarray
 
 
 def slice_plain_tokens(length: int) -> TokenMarks:
-    """Returns the marks of text tokens, as views of cached read-only arrays."""
-    size = max(1 << (length - 1).bit_length(), 1 << 12)  # few sizes, as all stay in memory
-    token_types, run, targets = _make_plain_tokens(size)
-    return TokenMarks(token_types[:length], run[:length], targets[:length])
+    """Returns the marks of `length` text tokens, as views of cached read-only arrays."""
+    size = max(1 << (length - 1).bit_length(), 1 << 12)  # few sizes, because all stay in memory
+    token_types, runs, targets = _make_plain_tokens(size)
+    return TokenMarks(token_types[:length], runs[:length], targets[:length])
 
 
 @lru_cache
 def _make_plain_tokens(size: int) -> TokenMarks:
-    """Returns read-only marks of `size` text tokens."""
+    """Returns the marks of `size` text tokens as read-only arrays."""
     arrays = TokenMarks(
         np.zeros(size, np.uint8), np.full(size, -1, np.int32), np.ones(size, np.bool_)
     )

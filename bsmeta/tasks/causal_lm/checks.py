@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,
@@ -59,7 +59,7 @@ _METADATA_KEY = "data_config.metadata_config"
 
 
 def find_value_problems(
-    config: CausalLMConfig, composition: Composition = NOTHING
+    config: CausalLMConfig, composition: Composition = EMPTY_COMPOSITION
 ) -> Iterator[Problem]:
     """Yields problems of keys and files that do not depend on the launch."""
     data = config.data_config
@@ -420,7 +420,7 @@ def list_summary_rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
     ]
 
 
-def list_notes(config: CausalLMConfig, _: Composition = NOTHING) -> list[str]:
+def list_notes(config: CausalLMConfig, _: Composition = EMPTY_COMPOSITION) -> list[str]:
     """Returns a line for each setting that has no effect, and for each type without data."""
     data = config.data_config
     metadata = data.metadata_config

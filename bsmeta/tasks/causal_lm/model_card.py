@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import BY_TEXT, SCHEME, compute_metadata_room, iterate_train_entries
+from bsmeta.config.data import BY_TEXT, HUB_SCHEME, compute_metadata_room, iterate_train_entries
 from bsmeta.config.metadata import MetadataConfig, configure_phases
 from bsmeta.config.metric_table import list_card_metrics
 from bsmeta.config.saved import change_texts, escape_interpolations
@@ -91,7 +91,7 @@ def render_model_card(
         messages=_format_messages(metadata),
         front_matter=_make_front_matter(config, results),
         room=compute_metadata_room(data),
-        example=rendered.whole,
+        example=rendered.full_text,
         alone={
             markdown.format_code_cell(key): _render_alone(key, metadata)
             for key in metadata.metadata_list
@@ -138,7 +138,7 @@ def _format_messages(config: MetadataConfig) -> list[str]:
         metadata_type = metadata_types[key]
         form = find_chat_form(metadata_type, config)
         if form.kind != "code" and not metadata_type.is_local:
-            example = metadata_type.example_record(key)
+            example = metadata_type.make_example_record(key)
             values[key] = metadata_type.always_present or example.value
 
     lines = [f'{{"role": "text", "content": {_format_literal(PROMPT)}}},']
@@ -194,13 +194,13 @@ def render_example(config: MetadataConfig) -> Rendered:
 
 def _render_types(renderer: Renderer, *keys: str) -> Rendered:
     """Renders the example text with the example values of some types."""
-    records = {key: [find_type(key).example_record(key)] for key in keys}
+    records = {key: [find_type(key).make_example_record(key)] for key in keys}
     return renderer.render(Document(EXAMPLE_TEXT, None, records), keys)
 
 
 def _make_front_matter(config: CausalLMConfig, results: Mapping[str, float]) -> str:
     """Returns the front matter of the Hub, with the data sets on the Hub that the run reads."""
-    prefix = f"{SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
+    prefix = f"{HUB_SCHEME}datasets/"  # of entries hf://datasets/owner/name@revision/…
     datasets = []
     for _, entry in iterate_train_entries(config.data_config):
         if entry.startswith(prefix):
@@ -223,7 +223,7 @@ def _render_alone(key: str, config: MetadataConfig) -> str:
         rendered = _render_types(Renderer(config), key)
     except BadDocument:
         return ""
-    return markdown.format_code_cell(redact(rendered.whole))
+    return markdown.format_code_cell(redact(rendered.full_text))
 
 
 def _describe_training(config: CausalLMConfig, step: dict[str, Any] | None) -> dict[str, str]:

@@ -191,12 +191,12 @@ def compare_with_training(
     comparison = Comparison()
     for sample, document in zip(samples, encoded, strict=True):
         rendered = sample.rendered
-        if document.prefix_is_cut or document.suffix >= max_suffix:
+        if document.prefix_is_cut or document.suffix_length >= max_suffix:
             comparison.num_cut += 1
         elif not metadata.special_tokens_in_text and _spells_out(sample, special_tokens):
             comparison.num_spelled_out += 1
         else:
-            string = f"{bos}{rendered.whole}{tokenizer.eos_token}"
+            string = f"{bos}{rendered.full_text}{tokenizer.eos_token}"
             _compare_ids(document, string, tokenizer, comparison)
             if template is not None:
                 _compare_strings(sample, string, tokenizer, template, comparison)
@@ -270,7 +270,7 @@ def _make_samples(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> I
                 yield _make_sample(decoder.decode(line), renderer, metadata)
 
     for key in metadata.metadata_list:
-        example = Document(EXAMPLE_TEXT, None, {key: [find_type(key).example_record(key)]})
+        example = Document(EXAMPLE_TEXT, None, {key: [find_type(key).make_example_record(key)]})
         with contextlib.suppress(BadDocument):  # an example may be invalid under the settings
             yield _make_sample(example, renderer, metadata)
 
@@ -299,7 +299,7 @@ def _make_sample(document: Document, renderer: Renderer, config: MetadataConfig)
         body=text,
         spans=NO_SPANS,
         span_token_types=NO_TOKEN_TYPES,
-        own=NO_SPANS,
+        configured=NO_SPANS,
     )
     return Sample(content, text_rendering)
 

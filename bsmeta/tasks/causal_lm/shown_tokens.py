@@ -115,9 +115,9 @@ def _find_parts(chunk: Chunk) -> list[Part]:
     token_types = encoded.token_types[chunk.start : chunk.stop].tolist()
     parts = [Part.LOCAL if token_type else Part.TEXT for token_type in token_types]
 
-    if encoded.suffix:  # before the end-of-text token
+    if encoded.suffix_length:  # before the end-of-text token
         end = len(encoded.ids) - 1
-        for index in range(max(end - encoded.suffix, chunk.start), min(end, chunk.stop)):
+        for index in range(max(end - encoded.suffix_length, chunk.start), min(end, chunk.stop)):
             parts[index - chunk.start] = Part.SUFFIX
     if chunk.stop == len(encoded.ids):
         parts[-1] = Part.END

@@ -37,7 +37,7 @@ from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import list_new_special_tokens, load_tokenizer
-from bsmeta.metadata.rendering import compute_chances
+from bsmeta.metadata.sampling import compute_chances
 from bsmeta.models import attention, layers
 from bsmeta.models.activations import fuse_activations
 from bsmeta.models.cross_entropy import IGNORED_TARGET, ChunkedLoss
@@ -578,8 +578,12 @@ class CausalLanguageModel(Task):
             "realized": counts[WITH_METADATA] / documents,
         }
         exposure["types"] = {
-            name: {**configured, "realized": counts[f"documents/{name}"] / documents}
-            for name, configured in compute_chances(metadata).items()
+            name: {
+                "weight": chances.weight,
+                "left_out": chances.dropout,
+                "realized": counts[f"documents/{name}"] / documents,
+            }
+            for name, chances in compute_chances(metadata).items()
         }
         return exposure
 

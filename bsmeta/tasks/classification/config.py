@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.path_checks import (
     describe_missing_file,
@@ -24,7 +24,7 @@ from bsmeta.config.path_checks import (
 from bsmeta.config.schema import MAX_SEED, PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, format_value
-from bsmeta.core.keys import inherited, key
+from bsmeta.core.keys import inherit_key, key
 
 # Values of `method`.
 AUTO = "auto"
@@ -105,11 +105,11 @@ class ClassificationConfig(PretrainedConfig):
     training_data_key: ClassVar[str] = "data_config.csv"
     metrics: ClassVar[str | None] = "bsmeta.tasks.classification.metrics:METRICS"
 
-    task: str = inherited(PretrainedConfig, "task", "classification")
+    task: str = inherit_key(PretrainedConfig, "task", "classification")
     data_config: ClassificationDataConfig = key(ClassificationDataConfig)
     """the table of texts and labels"""
 
-    model_name: str = inherited(PretrainedConfig, "model_name", "google-bert/bert-base-uncased")
+    model_name: str = inherit_key(PretrainedConfig, "model_name", "google-bert/bert-base-uncased")
     method: str = key(AUTO, choices=(AUTO, *FITTED, FINE_TUNE))
     """linear: an SVM on TF-IDF of words and pairs of words; frozen: logistic regression on the
     vectors of the encoder as it is; combined: an SVM on both; fine_tune: train the encoder; auto:
@@ -152,7 +152,7 @@ class ClassificationConfig(PretrainedConfig):
 
 
 def find_value_problems(
-    config: ClassificationConfig, _: Composition = NOTHING
+    config: ClassificationConfig, _: Composition = EMPTY_COMPOSITION
 ) -> Iterator[Problem]:
     """Yields the problems of a configuration that do not depend on the launch."""
     yield from _find_table_problems(config)

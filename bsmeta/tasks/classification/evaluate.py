@@ -39,8 +39,8 @@ from bsmeta.core.progress import report_opaque_work
 from bsmeta.data.table.csv_file import BadRows, Row
 from bsmeta.data.table.records import (
     Record,
+    describe_missing_texts,
     escape_spreadsheet_cell,
-    find_missing_texts,
     flatten_record,
     is_record_file,
     read_record_rows,
@@ -370,7 +370,7 @@ def _iterate_labeled_rows(
     for row, record in rows:
         cell = record.get(data.label_column)
         required = text_columns if cells.has_several or isinstance(cell, list) else columns
-        problem = row.problem or find_missing_texts(record, required)
+        problem = row.problem or describe_missing_texts(record, required)
         row_labels: RowLabels = ()
         if problem is None:
             try:

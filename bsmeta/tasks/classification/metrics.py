@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bsmeta.config.metric_table import MetricDefinition, MetricTable, report_rows
+from bsmeta.config.metric_table import MetricDefinition, MetricTable, select_report_rows
 
 
 class LabelTotals(NamedTuple):
@@ -227,7 +227,7 @@ def choose_metrics(*, has_several: bool) -> MetricTable[Classified]:
 
 def choose_scores(*, has_several: bool) -> MetricTable[Classified]:
     """Returns the metrics of texts, by which reports compare systems, with intervals."""
-    return report_rows(choose_metrics(has_several=has_several))
+    return select_report_rows(choose_metrics(has_several=has_several))
 
 
 SCORES = choose_scores(has_several=False)

@@ -42,7 +42,7 @@ from bsmeta.core.errors import DataError, suggest_nearest
 from bsmeta.core.files import build_atomically, hash_file, sync_to_disk
 from bsmeta.core.progress import show_file_bar
 from bsmeta.data import derive_seed
-from bsmeta.data.table.csv_file import BadRows, Row, find_format, read_rows
+from bsmeta.data.table.csv_file import BadRows, Row, detect_format, read_rows
 from bsmeta.data.table.records import is_record_file, read_record_rows
 from bsmeta.tasks.classification.config import ClassificationDataConfig
 from bsmeta.tasks.classification.label_cells import (
@@ -171,7 +171,7 @@ def open_table(path: Path, config: ClassificationDataConfig) -> SourceTable:
             ),
         )
 
-    csv_format = find_format(
+    csv_format = detect_format(
         path, used_columns, separator=config.csv_separator, encoding=config.csv_encoding
     )
     indexes = {name: csv_format.columns.index(name) for name in used_columns}

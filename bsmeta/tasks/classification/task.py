@@ -29,7 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.stream import FixedSize, TableStream
+from bsmeta.data.table.stream import FixedSizeSteps, TableStream
 from bsmeta.data.text.tokenizer import load_padded_tokenizer
 from bsmeta.models.layers import list_layers
 from bsmeta.tasks.classification import model as models
@@ -209,13 +209,13 @@ class TextClassifier(Task):
             outputs=len(self.examples.labels),
         )
 
-    def _plan_steps(self, world_size: int) -> FixedSize:
+    def _plan_steps(self, world_size: int) -> FixedSizeSteps:
         """Plans the steps of every epoch; the last step of an epoch has the remaining chunks.
 
         The plan depends only on the global batch: processes x micro-batch x accumulation.
         """
         batch_size = BatchPlan.of(self.config, world_size).global_batch
-        return FixedSize(len(self.examples.list_chunks("train")), batch_size, self.config.seed)
+        return FixedSizeSteps(len(self.examples.list_chunks("train")), batch_size, self.config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
         if self.config.method in FITTED:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.path_checks import describe_missing_file, find_model_problems
 from bsmeta.config.schema import PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, format_value, look_up
-from bsmeta.core.keys import inherited, key
+from bsmeta.core.keys import inherit_key, key
 
 ENTITY_TEXT = ("title", "types", "relations", "description")
 """The possible parts of the text of an entity, in order."""
@@ -116,7 +116,7 @@ class DisambiguationDataConfig(TableDataConfig):
         "per_device: it is that of each",
         choices=("total", "per_device"),
     )
-    per_device_eval_batch_size: int = inherited(TableDataConfig, "per_device_eval_batch_size", 64)
+    per_device_eval_batch_size: int = inherit_key(TableDataConfig, "per_device_eval_batch_size", 64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class DisambiguationConfig(PretrainedConfig):
     micro_batch_key: ClassVar[str | None] = "data_config.batch_size"
     batch_scope_key: ClassVar[str | None] = "data_config.batch_scope"
 
-    task: str = inherited(PretrainedConfig, "task", "disambiguation")
+    task: str = inherit_key(PretrainedConfig, "task", "disambiguation")
     data_config: DisambiguationDataConfig = key(
         DisambiguationDataConfig, "the sentences and the entities"
     )
@@ -223,7 +223,7 @@ class DisambiguationConfig(PretrainedConfig):
 
 
 def find_value_problems(
-    config: DisambiguationConfig, _: Composition = NOTHING
+    config: DisambiguationConfig, _: Composition = EMPTY_COMPOSITION
 ) -> Iterator[Problem]:
     """Yields the problems of a configuration that do not depend on the launch."""
     yield from _find_file_problems(config)

@@ -23,7 +23,7 @@ from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.exit_codes import EXIT_USER_ERROR
 from bsmeta.core.parsing import parse_json, parse_yaml
 from bsmeta.core.printable import make_printable
-from bsmeta.core.process import exit_code
+from bsmeta.core.process import run_and_report
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
 
 # Defaults of Bootleg, by generation
@@ -595,4 +595,4 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(lambda: main(sys.argv[1:])))
+    sys.exit(run_and_report(lambda: main(sys.argv[1:])))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bsmeta.config.metric_table import MetricDefinition, report_rows
+from bsmeta.config.metric_table import MetricDefinition, select_report_rows
 
 TOP_COUNT = 5
 IN_CANDIDATES = "_in_candidates"
@@ -80,7 +80,7 @@ METRICS = {
 }
 """The metrics by name."""
 
-SLICE_METRICS = report_rows(METRICS)
+SLICE_METRICS = select_report_rows(METRICS)
 """The metrics of each slice; the others are only computed for all mentions."""
 
 

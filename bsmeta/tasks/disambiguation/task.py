@@ -21,7 +21,7 @@ from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.signals import release_signals
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.stream import SimilarLengths, TableStream
+from bsmeta.data.table.stream import SimilarLengthSteps, TableStream
 from bsmeta.tasks.disambiguation import evaluate, report
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
@@ -60,9 +60,9 @@ class EntityDisambiguator(Task):
     def build_model(self) -> BiEncoder:
         return models.build_model(self._config, self.data.tokenizer)
 
-    def _build_order(self, world_size: int) -> SimilarLengths:
+    def _build_order(self, world_size: int) -> SimilarLengthSteps:
         batch_size = BatchPlan.of(self._config, world_size).global_batch
-        return SimilarLengths(self.data.train.lengths, batch_size, self._config.seed)
+        return SimilarLengthSteps(self.data.train.lengths, batch_size, self._config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
         check_data(self.data)  # here, because the trainer calls this first

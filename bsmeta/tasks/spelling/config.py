@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, cast
 
-from bsmeta.config.composition import NOTHING, Composition
+from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.path_checks import describe_missing_file, find_model_problems
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, MISSING, Problem, format_value, look_up
-from bsmeta.core.keys import find_bound_problems, inherited, key
+from bsmeta.core.keys import find_bound_problems, inherit_key, key
 from bsmeta.core.rounding import round_up_to_multiple
 
 # Packages whose lists of misspellings, or of words with counts, can be named.
@@ -192,14 +192,14 @@ class DetectionConfig(SpellingConfig):
 class SedWordsConfig(DetectionConfig):
     """A training run that detects the words with errors."""
 
-    task: str = inherited(RunConfig, "task", "sed_words")
+    task: str = inherit_key(RunConfig, "task", "sed_words")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SedSequenceConfig(DetectionConfig):
     """A training run that detects the sequences with errors."""
 
-    task: str = inherited(RunConfig, "task", "sed_sequence")
+    task: str = inherit_key(RunConfig, "task", "sed_sequence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ class SecConfig(SpellingConfig):
 
     metrics: ClassVar[str | None] = "bsmeta.tasks.spelling.metrics:CORRECTION_METRICS"
 
-    task: str = inherited(RunConfig, "task", "sec")
+    task: str = inherit_key(RunConfig, "task", "sec")
 
     detector: str | None = key(None, is_path=True, heading="Correction")
     """model/ of a run of sed_words: only words that it flags are changed; null: all may be"""
@@ -222,7 +222,7 @@ class SecConfig(SpellingConfig):
 
 
 def find_value_problems(
-    config: SpellingConfig, composition: Composition = NOTHING
+    config: SpellingConfig, composition: Composition = EMPTY_COMPOSITION
 ) -> Iterator[Problem]:
     """Yields the problems with the values of keys, before the launch is known."""
     yield from _find_published_problems(config, composition)
@@ -458,7 +458,9 @@ def list_summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
     ]
 
 
-def list_notes(config: SpellingConfig, composition: Composition = NOTHING) -> Iterator[str]:
+def list_notes(
+    config: SpellingConfig, composition: Composition = EMPTY_COMPOSITION
+) -> Iterator[str]:
     """Yields a note for each setting of a published configuration that has no effect here."""
     unread = composition.list_unread_keys("document", checked=[_VARIANT])
     if unread:

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import nn
 
-from bsmeta.config.metric_table import compute_values, training_rows
+from bsmeta.config.metric_table import compute_values, select_training_rows
 from bsmeta.core.errors import DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.batch import MicroBatch
@@ -140,7 +140,7 @@ class CandidateCorrection(Corrector):
         judged = Judged(
             counts, float(np.mean(is_changed)), self._compute_mean_loss(model, pairs, context)
         )
-        values = compute_values(training_rows(CORRECTION_METRICS), judged)
+        values = compute_values(select_training_rows(CORRECTION_METRICS), judged)
         return make_metrics(CORRECTION_METRICS, values)
 
     def _score_corrections(

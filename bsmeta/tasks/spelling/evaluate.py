@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.metric_table import compute_values, report_rows
+from bsmeta.config.metric_table import compute_values, select_report_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_each
 from bsmeta.data.text.sentences import find_word_core
@@ -321,7 +321,7 @@ class SystemResult:
     def values(self, task: str) -> dict[str, float]:
         """Returns the metrics by name."""
         judged = Judged(self.counts, self.false_alarms)
-        return compute_values(report_rows(METRICS[task]), judged)
+        return compute_values(select_report_rows(METRICS[task]), judged)
 
     def as_dict(self, task: str) -> dict[str, Any]:
         """Converts it to plain values for JSON."""
@@ -512,7 +512,7 @@ def report_results(task: str, results: Results, facts: Mapping[str, str], folder
 
 def make_results_table(task: str, results: Results) -> Table:
     """Makes the table of results: one row per test set and system."""
-    rows_of_metrics = report_rows(METRICS[task])
+    rows_of_metrics = select_report_rows(METRICS[task])
     columns = [
         Column("test set"),
         Column("system"),

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
-from bsmeta.config.metric_table import compute_values, training_rows
+from bsmeta.config.metric_table import compute_values, select_training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.model_files import create_model, read_model, read_model_config, read_tokenizer
 from bsmeta.data.batch import MicroBatch
@@ -145,7 +145,7 @@ class Seq2SeqCorrection(Corrector):
         judged = Judged(
             counts, clean_counts.flagged_rate, self._compute_mean_loss(model, pairs, context)
         )
-        values = compute_values(training_rows(CORRECTION_METRICS), judged)
+        values = compute_values(select_training_rows(CORRECTION_METRICS), judged)
         return make_metrics(CORRECTION_METRICS, values)
 
     def _count_tokens(self, pairs: Sequence[Pair]) -> np.ndarray:

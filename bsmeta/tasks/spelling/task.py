@@ -22,12 +22,12 @@ import transformers
 from scipy.special import expit
 from torch import nn
 
-from bsmeta.config.metric_table import compute_values, training_rows
+from bsmeta.config.metric_table import compute_values, select_training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_each
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.stream import TableStream, TokenBudget
+from bsmeta.data.table.stream import TableStream, TokenBudgetSteps
 from bsmeta.data.text.sentences import Span, cut_text, find_words
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.tasks.spelling import detector
@@ -137,7 +137,7 @@ class SpellingTask(Task):
         return self.table.measure_lengths(self._measure, self._estimate_max_tokens)
 
     @cached_property
-    def _order(self) -> TokenBudget:
+    def _order(self) -> TokenBudgetSteps:
         """The order of the samples, in steps.
 
         Raises:
@@ -155,7 +155,7 @@ class SpellingTask(Task):
                 f"or a smaller max_characters (now {config.max_characters})",
                 ["batch_max_length"],
             )
-        return TokenBudget(
+        return TokenBudgetSteps(
             self._lengths, config.batch_max_length, config.bucket_span, shares, config.seed
         )
 
@@ -357,7 +357,7 @@ class WordDetection(SpellingTask):
         losses = np.logaddexp(0, np.where(all_labels > 0, -all_logits, all_logits))
         false_alarms = float((np.concatenate(clean_logits) > 0).mean())
         judged = Judged(counts, false_alarms, float(losses.mean()))
-        values = compute_values(training_rows(DETECTION_METRICS), judged)
+        values = compute_values(select_training_rows(DETECTION_METRICS), judged)
         return make_metrics(DETECTION_METRICS, values)
 
     def _compute_logits(

@@ -82,7 +82,7 @@ def test_the_key_is_used_before_the_sas_token(monkeypatch: pytest.MonkeyPatch) -
     variables = {"AZURE_STORAGE_KEY": KEY, "AZURE_STORAGE_SAS_TOKEN": SAS}
     account = read_from(monkeypatch, {**variables, "AZURE_STORAGE_ACCOUNT": "corpora"})
     url, headers = account.authorize("GET", f"{HOST}/web/a", {})
-    assert account.variable == "AZURE_STORAGE_KEY"
+    assert account.credentials_variable == "AZURE_STORAGE_KEY"
     assert url == f"{HOST}/web/a"
     assert headers["Authorization"].startswith("SharedKey corpora:")
 

@@ -151,7 +151,7 @@ def test_a_request_has_the_sas_token(
 def test_a_cut_answer_is_resumed_after_the_requested_wait(
     az: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(remote, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(remote, "MAX_REQUESTED_WAIT_S", 0.01)
     ref = list_blob(az, tmp_path)
     cut = {
         "Content-Length": "1000",

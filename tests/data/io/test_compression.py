@@ -45,7 +45,7 @@ def write_frames(path: Path, window: int, *contents: bytes) -> Path:
 @pytest.mark.parametrize("window", [1 << 10, 1 << 27, (1 << 27) + (1 << 24), 1 << 31])
 def test_frames_of_any_window_up_to_2_gib_are_read(tmp_path: Path, window: int) -> None:
     path = write_frames(tmp_path / "a.jsonl.zst", window, b"one\ntwo\n", b"three\n")
-    assert compression.measure_window(path.read_bytes()) == window
+    assert compression.read_window_size(path.read_bytes()) == window
     reader = LineReader(str(path))
     assert [bytes(line) for line in reader.read(0, 9)] == [b"one", b"two", b"three"]
     assert reader.damage == ""
@@ -89,9 +89,9 @@ def test_a_window_beyond_the_memory_is_refused_as_such_and_not_as_damage(tmp_pat
 
 
 def test_the_window_of_a_frame_without_a_descriptor_is_its_content() -> None:
-    assert compression.measure_window(zstd.compress(b"x" * 300)) == 300
+    assert compression.read_window_size(zstd.compress(b"x" * 300)) == 300
     for data in (b"", b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfd\x20", b"\x50\x2a\x4d\x18\0\0\0\0"):
-        assert compression.measure_window(data) == 0
+        assert compression.read_window_size(data) == 0
 
 
 @given(st.text("abc", min_size=1, max_size=300), st.integers(1, 7))

@@ -272,8 +272,8 @@ def test_requested_waits_are_kept_and_delays_grow(
             waited.append(timeout or 0.0)
             return False
 
-    monkeypatch.setattr(remote, "FIRST_DELAY", 1.0)
-    monkeypatch.setattr(remote, "LONGEST_DELAY", 4.0)
+    monkeypatch.setattr(remote, "FIRST_DELAY_S", 1.0)
+    monkeypatch.setattr(remote, "MAX_DELAY_S", 4.0)
     hub.faults = [failing(429, 1, {"Retry-After": "30"}), failing(500, 4)]
     path = hub_file(tmp_path, retries=5)
     assert b"".join(stores.read_range(path, 0, 10, Clock())) == CONTENT[:10]

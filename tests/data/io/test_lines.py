@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.compression import BLOCK
+from bsmeta.data.io.compression import BLOCK_BYTES
 from bsmeta.data.io.lines import IndexCache, LineReader
 from bsmeta.data.io.shard_lines import has_line
 from bsmeta.data.io.zstandard import zstd
@@ -64,7 +64,7 @@ def test_a_byte_order_mark_is_not_part_of_the_first_line(tmp_path: Path, name: s
 
 def test_a_line_longer_than_a_block_is_read(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl"
-    long = b"y" * (3 * BLOCK + 7)
+    long = b"y" * (3 * BLOCK_BYTES + 7)
     path.write_bytes(b"a\n" + long + b"\nb\n")
     assert LineReader(str(path)).read(0, 9) == [b"a", long, b"b"]
 
@@ -134,7 +134,7 @@ def test_a_shard_without_lines_is_empty_and_not_damaged(tmp_path: Path) -> None:
 def test_content_buffered_by_the_decompressor_is_not_lost(tmp_path: Path) -> None:
     """A high compression ratio: the last content is returned after the end of the file was read."""
     path = tmp_path / "shard.jsonl.gz"
-    line = b"a" * (2 * BLOCK - 1)
+    line = b"a" * (2 * BLOCK_BYTES - 1)
     path.write_bytes(gzip.compress(b"\n".join([line] * 4)))
     reader = LineReader(str(path))
     assert reader.read(0, 9) == [line] * 4

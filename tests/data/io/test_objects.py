@@ -24,7 +24,7 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import open_file
 from bsmeta.data.io.remote_file import BadCopyError
 from bsmeta.data.io.shards import find_validation_path, fingerprint_shards, list_shards
-from bsmeta.data.io.stores import store_of_file
+from bsmeta.data.io.stores import find_file_store
 from bsmeta.data.stage import stage_data
 from tests.data.cloud_storage_server import forget
 from tests.data.forked import read_in_fork
@@ -49,9 +49,9 @@ STEPS = 8
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
     """A server with one bucket, small blocks and short delays."""
-    monkeypatch.setattr(remote_file, "BLOCK", 1000)
-    monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
-    monkeypatch.setattr(remote, "LONGEST_DELAY", 0.02)
+    monkeypatch.setattr(remote_file, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(remote, "MAX_DELAY_S", 0.02)
     server = S3Server()
     environment = {
         "AWS_ENDPOINT_URL": server.endpoint,
@@ -202,7 +202,7 @@ def test_bad_answers_are_retried_and_cut_answers_resumed(
 def test_a_requested_wait_is_bounded_and_logged(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(remote, "MAX_REQUESTED_WAIT_S", 0.01)
     ref = put_object(s3, tmp_path)
 
     def ask_to_wait(environ: Environ) -> tuple[int, dict[str, str], bytes]:
@@ -507,11 +507,11 @@ def test_an_object_uploaded_in_parts_is_verified_by_its_composite_hash(
     assert isinstance(shard.path, FileRef)
     assert shard.path.etag.endswith("-3")
     for changed, expected in ((content, True), (content[:-1] + b"T", False)):
-        verifier = store_of_file(shard.path).verifier(shard.path)
+        verifier = find_file_store(shard.path).make_verifier(shard.path)
         assert verifier is not None
         for start in range(0, len(content), 3_000_000):
             verifier.update(changed[start : start + 3_000_000])
-        assert verifier.is_right() is expected
+        assert verifier.matches_hash() is expected
 
 
 @pytest.fixture(scope="module")

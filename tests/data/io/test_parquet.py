@@ -360,13 +360,13 @@ def test_reading_in_the_middle_starts_at_a_row_group(
 ) -> None:
     path = write_shard_file(tmp_path / "a.parquet", pages(ROWS), 300)
     entered: list[int] = []
-    enter = ParquetReader.enter
+    enter = ParquetReader.enter_group
 
     def noted(self: ParquetReader, group: int) -> None:
         entered.append(group)
         enter(self, group)
 
-    monkeypatch.setattr(ParquetReader, "enter", noted)
+    monkeypatch.setattr(ParquetReader, "enter_group", noted)
     reader = ParquetReader(str(path))
     assert decoded(reader.read(600, 4)) == pages(ROWS)[600:604]
     assert entered == [200, 201]

@@ -97,7 +97,7 @@ def test_a_damaged_parquet_file_is_never_read_as_a_table() -> None:
 def test_the_footer_and_the_columns_of_a_row_group_are_described() -> None:
     content = parquet(text=["hello", "b"], n=[1, 2])
     source = ParquetSource(io.BytesIO(content))
-    assert (source.schema.names, source.ends) == (["text", "n"], [2])
+    assert (source.schema.names, source.group_ends) == (["text", "n"], [2])
     (chunk,) = source.describe_column_chunks(0, ["text"])
     assert (chunk.leaf.path, chunk.leaf.is_text, chunk.num_values, chunk.codec) == (
         "text", True, 2, "snappy",
@@ -113,8 +113,8 @@ def test_a_row_group_without_rows_has_no_columns() -> None:
         writer.write_table(pa.table({"text": ["a"]}))
         writer.write_table(schema.empty_table())
     source = ParquetSource(output)
-    assert source.ends[-1] == 1
-    for group in range(1, len(source.ends)):
+    assert source.group_ends[-1] == 1
+    for group in range(1, len(source.group_ends)):
         assert source.describe_column_chunks(group) == []
         assert not [*source.read_batches(group, None, 9)]
 

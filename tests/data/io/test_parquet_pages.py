@@ -13,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.data.io.parquet_file import ParquetSource
-from bsmeta.data.io.parquet_pages import MAX_LIST_BYTES, Bounds, bound_rows, measure_list_bytes
+from bsmeta.data.io.parquet_pages import (
+    MAX_LIST_BYTES,
+    ReadLimits,
+    compute_read_limits,
+    measure_list_bytes,
+)
 
 MB = 1_000_000
 ROWS = 64
@@ -25,8 +30,8 @@ def write_columns(columns: dict[str, Any], **options: Any) -> io.BytesIO:
     return output
 
 
-def compute_bounds(file: io.BytesIO) -> Bounds:
-    return bound_rows(file, ParquetSource(file).describe_column_chunks(0), ROWS)
+def compute_bounds(file: io.BytesIO) -> ReadLimits:
+    return compute_read_limits(file, ParquetSource(file).describe_column_chunks(0), ROWS)
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
@@ -39,7 +44,7 @@ def test_ordinary_rows_are_read_together(compression: str, version: str) -> None
         "n": [*range(500)],
     }
     options = {"compression": compression, "data_page_version": version, "data_page_size": 2000}
-    assert compute_bounds(write_columns(columns, **options)) == Bounds(ROWS, ())
+    assert compute_bounds(write_columns(columns, **options)) == ReadLimits(ROWS, ())
 
 
 @given(
@@ -82,16 +87,16 @@ def test_bounds_do_not_trust_the_sizes_in_the_footer() -> None:
     (chunk,) = ParquetSource(file).describe_column_chunks(0)
     false = replace(chunk, size=1 << 40, raw_size=1)
     with pytest.raises(ValueError, match=r"^\d{3} bytes would become 20,\d+,\d+, "):
-        bound_rows(file, [false], ROWS)
+        compute_read_limits(file, [false], ROWS)
 
 
 def test_columns_that_share_their_pages_are_bounded_by_the_file() -> None:
     file = write_columns({"html": ["x" * MB]}, use_dictionary=False)
     (chunk,) = ParquetSource(file).describe_column_chunks(0)
     chunks = [replace(chunk, leaf=replace(chunk.leaf, index=index)) for index in range(1000)]
-    assert bound_rows(file, chunks[:1], ROWS) == Bounds(16, ())
+    assert compute_read_limits(file, chunks[:1], ROWS) == ReadLimits(16, ())
     with pytest.raises(ValueError, match=r"bytes would become 1,000,\d+,\d+, most of them in html"):
-        bound_rows(file, chunks, ROWS)
+        compute_read_limits(file, chunks, ROWS)
 
 
 def test_numbers_in_a_list_that_expand_are_refused() -> None:
@@ -103,15 +108,17 @@ def test_numbers_in_a_list_that_expand_are_refused() -> None:
 
 def test_the_same_size_without_compression_is_read() -> None:
     file = write_columns({"html": ["x" * 40 * MB]}, compression="none")
-    assert compute_bounds(file) == Bounds(13, ())  # 512 MiB
+    assert compute_bounds(file) == ReadLimits(13, ())  # 512 MiB
 
 
 def test_rows_that_repeat_a_long_value_are_read_singly() -> None:
     html = ["x" * 4_750_000] * 64
     file = write_columns({"html": html})
     assert len(file.getvalue()) < 2000
-    assert compute_bounds(file) == Bounds(3, ())
-    assert compute_bounds(write_columns({"html": html[:3]}, use_dictionary=False)) == Bounds(3, ())
+    assert compute_bounds(file) == ReadLimits(3, ())
+    assert compute_bounds(write_columns({"html": html[:3]}, use_dictionary=False)) == ReadLimits(
+        3, ()
+    )
 
 
 def test_values_that_share_their_prefix_are_bounded() -> None:
@@ -131,15 +138,15 @@ def test_nulls_of_a_fixed_width_have_bytes_in_memory() -> None:
 @pytest.mark.long
 def test_lists_that_repeat_a_long_text_are_read_as_indices() -> None:
     file = write_columns({"html": ["a"], "list": [["x" * MB] * 1000]})
-    assert compute_bounds(file) == Bounds(ROWS, (1,))
-    (batch,) = ParquetSource(file).read_batches(0, None, ROWS, indexed=(1,))
+    assert compute_bounds(file) == ReadLimits(ROWS, (1,))
+    (batch,) = ParquetSource(file).read_batches(0, None, ROWS, dictionary_leaves=(1,))
     assert measure_list_bytes(batch.column("html")) == 0
     assert measure_list_bytes(batch.column("list")) == 1000 * MB > MAX_LIST_BYTES
 
 
 def test_lists_of_many_short_texts_are_read_without_indices() -> None:
     words = [f"word {number}" for number in range(10_000)]
-    assert compute_bounds(write_columns({"list": [words * 20]})) == Bounds(ROWS, ())
+    assert compute_bounds(write_columns({"list": [words * 20]})) == ReadLimits(ROWS, ())
 
 
 def test_texts_in_structs_and_maps_in_lists_are_counted() -> None:
@@ -182,4 +189,4 @@ def test_a_damaged_header_is_refused(header: bytes) -> None:
     file = write_columns({"text": ["abc" * 20] * 3}, compression="none")
     (chunk,) = ParquetSource(file).describe_column_chunks(0)
     with pytest.raises(ValueError, match="a page has a damaged header"):
-        bound_rows(changed(file, chunk.start, header), [chunk], ROWS)
+        compute_read_limits(changed(file, chunk.start, header), [chunk], ROWS)

@@ -175,7 +175,7 @@ def test_a_dripping_listing_is_given_up(
 def test_a_long_wait_requested_by_the_hub_is_bounded_and_named(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(remote, "MAX_REQUESTED_WAIT_S", 0.01)
     hub.faults = [failing(429, 1, {"Retry-After": "86400"}, is_anything)]
     with caplog.at_level(logging.WARNING):
         assert read(hub_file(tmp_path)) == CONTENT

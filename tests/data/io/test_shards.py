@@ -252,8 +252,10 @@ def test_a_restart_reads_only_the_shards_that_changed(copies: Path, tmp_path: Pa
     os.utime(copies / "b.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))  # as `cp -p` does
     second, opened = sample_shards(copies, cache)
     assert opened == ["b.jsonl"]
-    assert second[1].samples == xxhash.xxh3_64_hexdigest(b"yyy" * 4) != first[1].samples
-    assert [shard.samples for shard in second[::2]] == [shard.samples for shard in first[::2]]
+    assert second[1].samples_hash == xxhash.xxh3_64_hexdigest(b"yyy" * 4) != first[1].samples_hash
+    assert [shard.samples_hash for shard in second[::2]] == [
+        shard.samples_hash for shard in first[::2]
+    ]
     assert sample_shards(copies, cache) == (second, [])
 
     (copies / "d.jsonl").write_bytes(b"z")  # another listing
@@ -267,7 +269,7 @@ def test_a_damaged_cache_is_rebuilt(
     first, _ = sample_shards(copies, tmp_path / "cache")
     (kept,) = (tmp_path / "cache" / "samples").iterdir()
     content = kept.read_bytes()
-    changed = content.replace(first[1].samples.encode(), b"0" * 16)
+    changed = content.replace(first[1].samples_hash.encode(), b"0" * 16)
     assert changed != content
     damaged = {"empty": b"", "cut": content[:-9], "a changed hash": changed, "not UTF-8": b"\xff\n"}
     if damage == "a copies":

@@ -10,7 +10,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.io.stores import find_store, store_of_file
+from bsmeta.data.io.stores import find_file_store, find_store
 from tests.data.cloud_storage_server import Storage
 from tests.data.forked import read_in_fork
 from tests.data.helpers import Run, run, same, small_config, write_shards
@@ -47,10 +47,10 @@ def test_objects_are_listed_read_and_verified(storage: Storage, tmp_path: Path) 
     storage.statuses = [500]
     assert [read(ref) for ref in listed] == [CONTENT] * 4
     for ref, is_right in zip(listed, (True, True, True, None), strict=True):
-        verifier = store_of_file(ref).verifier(ref)
+        verifier = find_file_store(ref).make_verifier(ref)
         if verifier is not None:
             verifier.update(CONTENT)
-        assert (verifier and verifier.is_right()) is is_right
+        assert (verifier and verifier.matches_hash()) is is_right
 
 
 def test_an_overwritten_object_is_refused(storage: Storage, tmp_path: Path) -> None:

@@ -26,4 +26,4 @@ def test_a_differing_hash_is_wrong_unless_the_hash_may_be_of_other_data(
     verifier = Verifier(hashlib.md5(), MD5_OF_ABC, lambda: is_doubtful)
     for chunk in chunks:
         verifier.update(chunk)
-    assert verifier.is_right() is is_right
+    assert verifier.matches_hash() is is_right

@@ -381,7 +381,7 @@ def test_documents_of_a_share_are_spread_evenly_over_a_shard() -> None:
     quarter = Share(SHARDS[0], 6, 8, 8)  # runs 3 and 6 of each 8
     assert list(quarter.list_documents(0, 5)) == [3, 6, 11, 14, 19]
     assert list(quarter.list_documents(2, 5)) == [43, 46, 51, 54, 59]
-    third = Share(SHARDS[0], 1, 2, 4, run=3)  # run 3 of each 4: 9, 10, 11, 21, 22, 23 ...
+    third = Share(SHARDS[0], 1, 2, 4, run_length=3)  # run 3 of each 4: 9, 10, 11, 21, 22, 23 ...
     assert list(third.list_documents(0, 5)) == [9, 10, 11, 21, 22]
 
 

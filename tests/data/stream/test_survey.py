@@ -125,12 +125,12 @@ def test_only_one_process_lists_the_hub(hub: Hub, folder: Path, tmp_path: Path) 
     held_out = HeldOutDocuments(second, max_documents=None, deduplicate=False, remote_file=found)
     assert len(held_out) == 31
     assert isinstance(held_out.path, FileRef)
-    assert held_out.path.settings.folder == str(tmp_path / "cache-1" / "hub")
+    assert held_out.path.settings.cache_folder == str(tmp_path / "cache-1" / "hub")
     since = hub.requests[before:]
     assert since
     assert not [path for _, path, _ in since if path.startswith("/api/")]
     paths = {shard.path for shard in given._streams.shards}  # type: ignore[union-attr]
-    folders = {path.settings.folder for path in paths if isinstance(path, FileRef)}
+    folders = {path.settings.cache_folder for path in paths if isinstance(path, FileRef)}
     assert folders == {str(tmp_path / "cache-1" / "hub")}
     assert len(documents(given)) > 0
 

@@ -202,8 +202,8 @@ def test_long_zst_frames_are_warned_about(
     monkeypatch: pytest.MonkeyPatch,
     frames: int,
 ) -> None:
-    monkeypatch.setattr(lines_module, "LONG_FRAME", 2000)
-    monkeypatch.setattr(compression, "COMPRESSED_BLOCK", 500)
+    monkeypatch.setattr(lines_module, "LONG_FRAME_BYTES", 2000)
+    monkeypatch.setattr(compression, "COMPRESSED_BLOCK_BYTES", 500)
     lines = [f"{json.dumps(page)}\n".encode() for page in pages(200)]
     parts = [b"".join(lines[place::frames]) for place in range(frames)]
     (tmp_path / "a.jsonl.zst").write_bytes(b"".join(map(zstd.compress, parts)))
@@ -358,7 +358,7 @@ def test_a_script_that_fails_does_not_wait_for_its_loader_processes(folder: Path
 
 def test_positions_restart_in_each_chunk_and_in_the_padding() -> None:
     block = stack_sequences(
-        [sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])], 5, pad=7
+        [sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])], 5, pad_id=7
     )
     values = {name: tensor.tolist() for name, tensor in block.tensors.items()}
     assert values["input_ids"] == [[10, 11, 12, 7, 7], [20, 21, 22, 7, 7]]
@@ -370,7 +370,7 @@ def test_positions_restart_in_each_chunk_and_in_the_padding() -> None:
 
 def test_positions_run_through_a_sequence_with_cross_document_attention() -> None:
     sequences = [sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])]
-    block = stack_sequences(sequences, 5, pad=7, is_joined=True)
+    block = stack_sequences(sequences, 5, pad_id=7, is_joined=True)
     assert block.tensors["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 2
     assert block.tensors["document_types"].tolist() == [[1, 1, 2, 0, 0], [4, 4, 4, 0, 0]]
 
@@ -378,7 +378,7 @@ def test_positions_run_through_a_sequence_with_cross_document_attention() -> Non
 def test_blocks_of_several_processes_are_interleaved() -> None:
     blocks = [
         stack_sequences(
-            [sequence(first, 1, types=[0]), sequence(first + 1, 1, types=[0])], 1, pad=0
+            [sequence(first, 1, types=[0]), sequence(first + 1, 1, types=[0])], 1, pad_id=0
         )
         for first in (10, 20)
     ]
@@ -393,7 +393,9 @@ def test_blocks_of_several_processes_are_interleaved() -> None:
 def test_objects_created_before_the_loader_are_frozen_only_once() -> None:
     gc.unfreeze()
     gc.set_threshold(700, 10, 10)  # as in a process that has had no loader
-    blocks = SequenceBlocks(lambda _: iter([sequence(0, 1, types=[0])]), size=1, length=1, pad=0)
+    blocks = SequenceBlocks(
+        lambda _: iter([sequence(0, 1, types=[0])]), block_size=1, row_length=1, pad_id=0
+    )
     next(iter(blocks))
     frozen = gc.get_freeze_count()
     assert frozen > 10_000

@@ -39,7 +39,7 @@ def texts(
     """Number and rendered text of the documents of a window, and what was skipped."""
     documents, skipped = maker.prepare_documents(window_of(lines), **arguments)
     assert all(document.chunks for document in documents)
-    return [(document.number, document.rendered.whole) for document in documents], skipped
+    return [(document.number, document.rendered.full_text) for document in documents], skipped
 
 
 def test_good_documents_are_rendered_and_bad_ones_counted() -> None:
@@ -91,7 +91,7 @@ def test_under_a_row_budget_of_text_bad_metadata_costs_no_text() -> None:
 def test_without_metadata_in_the_same_context_chunks_have_text_alone() -> None:
     maker = make(without_metadata_same_context=True)
     (document,), _ = maker.prepare_documents(window_of([title_line("one", "A")]))
-    assert document.rendered.whole == "Title: A ||| one"
+    assert document.rendered.full_text == "Title: A ||| one"
     tokenizer = small_tokenizer()
     assert [tokenizer.decode(chunk.ids.tolist()) for chunk in document.chunks] == [" one<eos>"]
 

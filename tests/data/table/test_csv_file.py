@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.table.csv_file import BadRows, CSVFormat, find_format, read_rows
+from bsmeta.data.table.csv_file import BadRows, CSVFormat, detect_format, read_rows
 from tests.growth import LIMIT, measure_growth
 
 PLAIN = b"text,label\nBeat my opponent,left\nBuy this,neutral\n"
@@ -35,7 +35,7 @@ def read(
 ) -> tuple[CSVFormat, list[list[str]]]:
     path = folder / "table.csv"
     path.write_bytes(content)
-    form = find_format(path, wanted, **more)
+    form = detect_format(path, wanted, **more)
     rows = list(read_rows(path, form))
     assert [row.problem for row in rows] == [None] * len(rows)
     return form, [row.cells for row in rows]
@@ -124,7 +124,7 @@ def test_an_unknown_separator_of_a_header_is_explained(
 def test_empty_lines_between_the_rows_of_one_column_are_rows(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b'text\nfoo\n\n""\nbar\n  \nbaz\n\n\n')
-    rows = list(read_rows(path, find_format(path, ["text"])))
+    rows = list(read_rows(path, detect_format(path, ["text"])))
     assert [(row.number, row.line, row.cells) for row in rows] == [
         (1, 2, ["foo"]), (2, 3, [""]), (3, 4, [""]), (4, 5, ["bar"]), (5, 6, [""]), (6, 7, ["baz"]),
     ]  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_file_without_a_header_is_empty(tmp_path: Path, content: bytes) -> Non
     file = tmp_path / "table.csv"
     file.write_bytes(content)
     with pytest.raises(DataError, match="is empty; expected a CSV file with a header"):
-        find_format(file, ["text"])
+        detect_format(file, ["text"])
 
 
 def test_a_single_column_of_prose_is_not_split_at_commas(tmp_path: Path) -> None:
@@ -188,14 +188,14 @@ def test_a_single_column_of_prose_is_not_split_at_commas(tmp_path: Path) -> None
 def test_rows_have_their_number_and_line(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b'text,label\n"two\nlines",left\n\nmore,right\n')
-    rows = list(read_rows(path, find_format(path, ["text"])))
+    rows = list(read_rows(path, detect_format(path, ["text"])))
     assert [(row.number, row.line) for row in rows] == [(1, 2), (2, 5)]
 
 
 def test_a_bad_row_does_not_swallow_the_next_rows(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b'text,label\na,x\n"b,x\nc,y\nd "quoted" d,z\ne,z\nf,x,y\n')
-    rows = list(read_rows(path, find_format(path, ["text"])))
+    rows = list(read_rows(path, detect_format(path, ["text"])))
     assert [(row.number, row.line, row.cells) for row in rows if row.problem is None] == [
         (1, 2, ["a", "x"]),
         (3, 4, ["c", "y"]),
@@ -214,7 +214,7 @@ def test_memory_does_not_follow_an_unclosed_quote(
     monkeypatch.setattr("bsmeta.data.table.csv_file.MAX_RECORD_CHARS", 100)
     path = tmp_path / "table.csv"
     path.write_bytes(b'text,label\n"a,x\n' + b"b,y\n" * 50)
-    rows = list(read_rows(path, find_format(path, ["text"])))
+    rows = list(read_rows(path, detect_format(path, ["text"])))
     assert rows[0].problem == "longer than 100 characters; is a quote not closed?"
     assert [row.cells for row in rows[1:]] == [["b", "y"]] * 50
 
@@ -225,7 +225,7 @@ def test_the_time_of_rows_with_open_quotes_grows_with_their_number(tmp_path: Pat
     def skip_rows(content: str) -> int:
         path.write_text("a,b,c\n" + content)
         bad = BadRows(path, "skip")
-        for row in read_rows(path, find_format(path, ["a"])):
+        for row in read_rows(path, detect_format(path, ["a"])):
             assert row.problem is not None
             bad.add(row, row.problem)
         return bad.count
@@ -238,7 +238,7 @@ def test_the_time_of_rows_with_open_quotes_grows_with_their_number(tmp_path: Pat
 def test_a_row_after_open_quotes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('a,b,c\nx",y,"\nx",y,"\n"d" ,"e\nf", g\nh,i,j\n')
-    rows = list(read_rows(path, find_format(path, ["a"])))
+    rows = list(read_rows(path, detect_format(path, ["a"])))
     assert [(row.line, row.cells) for row in rows if row.problem is None] == [
         (4, ["d", "e\nf", "g"]),
         (6, ["h", "i", "j"]),
@@ -249,7 +249,7 @@ def test_a_row_after_open_quotes_is_read(tmp_path: Path) -> None:
 def test_lines_with_escaped_ends_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('text,label\na\\\nb\\\nc,x\n"d,x\ne,x\n')
-    form = replace(find_format(path, ["text"]), escape="\\")
+    form = replace(detect_format(path, ["text"]), escape="\\")
     rows = [(row.line, row.cells) for row in read_rows(path, form)]
     assert rows == [(2, ["a\nb\nc", "x"]), (5, []), (6, ["e", "x"])]
 
@@ -260,7 +260,7 @@ def test_skipped_rows_are_counted_and_logged(
     path = tmp_path / "table.csv"
     path.write_bytes(b"text,label\na,x\nb\nc,y\nd,x,y\n")
     bad = BadRows(path, "skip")
-    for row in read_rows(path, find_format(path, ["text"])):
+    for row in read_rows(path, detect_format(path, ["text"])):
         if row.problem is not None:
             bad.add(row, row.problem)
     with caplog.at_level(logging.WARNING):
@@ -273,7 +273,7 @@ def test_refused_rows_are_listed_five_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(b"text,label\n" + b"a\n" * 9)
     bad = BadRows(path, "refuse")
-    rows = list(read_rows(path, find_format(path, ["text"])))
+    rows = list(read_rows(path, detect_format(path, ["text"])))
     for row in rows[:4]:
         bad.add(row, row.problem or "")
     with pytest.raises(DataError, match=r"5 bad rows and perhaps more.*\n  row 1 .*(\n.*){4}$"):
@@ -306,6 +306,6 @@ def test_rows_of_a_csv_writer_round_trip(
         writer.writerows([("text", "label"), *rows])
     if compressed:
         path.write_bytes(gzip.compress(path.read_bytes()))
-    found = list(read_rows(path, find_format(path, ["text", "label"], separator=separator)))
+    found = list(read_rows(path, detect_format(path, ["text", "label"], separator=separator)))
     for row, cells in zip(found, rows, strict=True):
         assert (row.cells, row.problem) == (list(cells), None)

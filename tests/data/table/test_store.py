@@ -226,5 +226,5 @@ def test_a_file_is_read_again_only_if_it_has_changed(
     assert read == [*files, files[1]]
     name = json.dumps(str(files[0].resolve()))
     for damaged in ("{", "[]", "[1]", f"{{{name}: []}}", f"{{{name}: {{}}}}", "[" * 5000, "\xff"):
-        (tmp_path / "store" / stores.HASHES).write_text(damaged, encoding="latin-1")
+        (tmp_path / "store" / stores.HASHES_FILE).write_text(damaged, encoding="latin-1")
         assert hash_files(files, tmp_path / "store") == changed

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import (
-    FixedSize,
-    SimilarLengths,
+    FixedSizeSteps,
+    SimilarLengthSteps,
     StepOrder,
     TableStream,
-    TokenBudget,
+    TokenBudgetSteps,
 )
 
 LENGTHS = np.array([(7 * row) % 23 + 1 for row in range(61)])
 ORDERS: dict[str, StepOrder] = {
-    "fixed": FixedSize(61, 16, seed=3),
-    "budget": TokenBudget(LENGTHS, budget=400, span=6, shares=16, seed=3),
+    "fixed": FixedSizeSteps(61, 16, seed=3),
+    "budget": TokenBudgetSteps(LENGTHS, budget=400, span=6, shares=16, seed=3),
 }
 
 
@@ -126,7 +126,7 @@ def test_a_state_of_other_rows_is_refused() -> None:
 
 
 def test_a_rank_without_rows_gets_a_filler_without_weight() -> None:
-    order = FixedSize(5, 4, seed=0)  # steps of 4 and of 1 rows
+    order = FixedSizeSteps(5, 4, seed=0)  # steps of 4 and of 1 rows
     ranks = [list(itertools.islice(iter(stream(order, rank, 2)), 2)) for rank in range(2)]
     full, empty = ranks[0][1].micro_batches[0], ranks[1][1].micro_batches[0]
     assert (full.weight, len(full.documents)) == (1.0, 1)
@@ -146,7 +146,7 @@ def test_an_error_in_a_worker_is_raised_in_the_training_process(workers: int) ->
         raise DataError("row 3 is damaged")
 
     failing = TableStream(
-        FixedSize(5, 4, seed=0), fail, rank=0, world_size=1, accumulation=1,
+        FixedSizeSteps(5, 4, seed=0), fail, rank=0, world_size=1, accumulation=1,
         num_workers=workers, fingerprint={},
     )  # fmt: skip
     with pytest.raises(DataError, match="row 3 is damaged"):
@@ -158,25 +158,25 @@ def list_steps(epoch: Sequence[np.ndarray]) -> list[list[int]]:
 
 
 def test_fixed_steps_hold_every_row_once_and_the_last_step_the_rest() -> None:
-    order = FixedSize(7, 3, seed=1)
+    order = FixedSizeSteps(7, 3, seed=1)
     assert order.steps_per_epoch == 3
     first, second = list_steps(order.order_epoch(0)), list_steps(order.order_epoch(1))
     assert [len(step) for step in first] == [3, 3, 1]
     assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == list(range(7))
     assert first != second
-    assert first == list_steps(FixedSize(7, 3, seed=1).order_epoch(0))
-    assert first != list_steps(FixedSize(7, 3, seed=2).order_epoch(0))
+    assert first == list_steps(FixedSizeSteps(7, 3, seed=1).order_epoch(0))
+    assert first != list_steps(FixedSizeSteps(7, 3, seed=2).order_epoch(0))
 
 
 def test_steps_of_similar_lengths_hold_every_row_once() -> None:
     lengths = np.tile([1, 9, 5], 41)[:121]
-    order = SimilarLengths(lengths, 10, seed=1)
+    order = SimilarLengthSteps(lengths, 10, seed=1)
     first, second = list_steps(order.order_epoch(0)), list_steps(order.order_epoch(1))
     assert sorted(map(len, first)) == [1, *[10] * 12]
     assert len(first) == order.steps_per_epoch
     assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == list(range(121))
     assert first != second
-    assert first == list_steps(SimilarLengths(lengths, 10, seed=1).order_epoch(0))
+    assert first == list_steps(SimilarLengthSteps(lengths, 10, seed=1).order_epoch(0))
     mixed = [step for step in first if len({*lengths[step].tolist()}) > 1]
     assert len(mixed) <= 2  # where one length ends and the next begins
     of_steps = [int(lengths[step[0]]) for step in first]
@@ -186,7 +186,7 @@ def test_steps_of_similar_lengths_hold_every_row_once() -> None:
 def test_steps_of_a_token_budget_combine_rows_of_similar_length() -> None:
     # Buckets of width 5: lengths 10-14, 5-9, 1-4; in two shares of 20 tokens.
     lengths = np.array([2, 4, 3, 9, 8, 9, 7, 10, 10])
-    order = TokenBudget(lengths, budget=40, span=5, shares=2, seed=0)
+    order = TokenBudgetSteps(lengths, budget=40, span=5, shares=2, seed=0)
     # A step that begins with a row of 10 tokens has 2 x (20 // 10) = 4 rows: both of that bucket
     # and two of the next; one that begins with 9 has 2 x (20 // 9) = 4: the others and the rest.
     assert order.steps_per_epoch == 3
@@ -197,14 +197,14 @@ def test_steps_of_a_token_budget_combine_rows_of_similar_length() -> None:
 def test_a_budget_is_filled_though_every_bucket_has_few_rows() -> None:
     """Sentences of 4 to 43 words: 38 buckets of one row to a few hundred, in 8 parts."""
     lengths = np.repeat(np.arange(4, 44), np.r_[1:21, 20:0:-1] * 8)
-    order = TokenBudget(lengths, budget=4096, span=1, shares=8, seed=0)
+    order = TokenBudgetSteps(lengths, budget=4096, span=1, shares=8, seed=0)
     tokens = [lengths[step].sum() for step in list_steps(order.order_epoch(0))]
     assert sorted(tokens)[1] > 0.85 * 4096  # one step has the remaining rows
 
 
 def test_steps_of_a_budget_change_their_order_with_the_epoch() -> None:
     lengths = np.arange(1, 101)
-    order = TokenBudget(lengths, budget=800, span=10, shares=4, seed=0)
+    order = TokenBudgetSteps(lengths, budget=800, span=10, shares=4, seed=0)
     epochs = [list_steps(order.order_epoch(epoch)) for epoch in range(3)]
     assert all(len(epoch) == order.steps_per_epoch for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
@@ -222,7 +222,7 @@ def test_steps_of_any_budget_hold_every_row_once_within_the_budget(
 ) -> None:
     sizes = np.array(lengths)
     budget = share_budget * shares
-    order = TokenBudget(sizes, budget=budget, span=span, shares=shares, seed=seed)
+    order = TokenBudgetSteps(sizes, budget=budget, span=span, shares=shares, seed=seed)
     epoch = list_steps(order.order_epoch(seed))
     assert sorted(itertools.chain(*epoch)) == list(range(len(lengths)))
     widths = sorted(sorted(sizes[step] // span) for step in epoch)
@@ -236,11 +236,11 @@ def test_steps_of_any_budget_hold_every_row_once_within_the_budget(
 
 def test_a_row_longer_than_its_share_of_the_budget_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"longest example has 11 tokens.*at least 22"):
-        TokenBudget(np.array([3, 11]), budget=20, span=5, shares=2, seed=0)
+        TokenBudgetSteps(np.array([3, 11]), budget=20, span=5, shares=2, seed=0)
 
 
 def test_an_empty_table_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="0 rows"):
-        FixedSize(0, 3, seed=0)
+        FixedSizeSteps(0, 3, seed=0)
     with pytest.raises(ConfigurationError, match="the table is empty"):
-        TokenBudget(np.array([], np.int64), budget=20, span=5, shares=2, seed=0)
+        TokenBudgetSteps(np.array([], np.int64), budget=20, span=5, shares=2, seed=0)

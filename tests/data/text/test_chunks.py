@@ -38,8 +38,8 @@ def document(runs: list[int], prefix: int = 0) -> EncodedDocument:
         ids=np.arange(len(run), dtype=np.int32),
         token_types=kinds,
         targets=kinds == 0,
-        run=run,
-        lead=0,
+        runs=run,
+        lead_length=0,
         locate=lambda: (starts, starts + (run < 0)),
     )
 
@@ -64,7 +64,7 @@ def test_chunks_cover_the_document_and_fit_into_a_row(
         len(chunks) - 1
     )
     for chunk in chunks[:-1]:  # a run of up to 5 tokens always fits
-        before, after = encoded.run[chunk.stop - 1], encoded.run[chunk.stop]
+        before, after = encoded.runs[chunk.stop - 1], encoded.runs[chunk.stop]
         assert after < 0 or before != after
     for chunk in chunks:
         arrays = (chunk.ids, chunk.token_types, chunk.loss_mask, chunk.text_starts, chunk.text_ends)

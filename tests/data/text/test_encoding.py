@@ -52,7 +52,7 @@ def test_a_text_without_metadata_has_only_targets() -> None:
     assert len(document.prefix_ids) == 0
     assert by_token(document, document.token_types) == [("x", 0), ("y", 0), ("z", 0), ("<eos>", 0)]
     assert document.targets.tolist() == [True] * 4
-    assert document.run.tolist() == [-1] * 4
+    assert document.runs.tolist() == [-1] * 4
     assert document.text_starts.tolist() == [0, 1, 2, 3]
     assert document.text_ends.tolist() == [1, 2, 3, 3]
 
@@ -73,11 +73,11 @@ def test_tags_are_runs_of_their_type() -> None:
         (" ", 0), ("x", 0), ("<", 1), ("b", 1), (">", 1), ("y", 0), ("z", 0),
         ("<", 1), ("/", 1), ("b", 1), (">", 1), ("<eos>", 0),
     ]  # fmt: skip
-    assert document.run.tolist() == [-1, -1, 1, 1, 1, -1, -1, 2, 2, 2, 2, -1]
+    assert document.runs.tolist() == [-1, -1, 1, 1, 1, -1, -1, 2, 2, 2, 2, -1]
     assert document.text_starts.tolist() == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3]
     assert document.text_ends.tolist() == [0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3]
     # Local metadata is regular text by default; the space only joins prefix and body.
-    assert document.lead == 1
+    assert document.lead_length == 1
     assert document.targets.tolist() == [False] + [True] * 11
 
 
@@ -96,8 +96,8 @@ def test_a_suffix_precedes_eos_and_is_a_single_run() -> None:
     assert len(document.prefix_ids) == 0
     assert TOKENIZER.decode(document.ids) == "x ||| url: abc<eos>"
     assert document.token_types.tolist() == [0, *[2] * (len(document.ids) - 2), 0]
-    assert len(set(document.run[1:-1].tolist())) == 1
-    assert document.run[-1] == -1
+    assert len(set(document.runs[1:-1].tolist())) == 1
+    assert document.runs[-1] == -1
     assert document.targets.all()
     assert document.text_ends.tolist() == [1] * len(document.ids)
 
@@ -237,7 +237,7 @@ def test_a_token_has_the_type_of_its_first_metadata_character(
     for start, end in shown.spans + len(shown.lead):
         of_character[start:end] = [2] * int(end - start)
     place = 0
-    for number, kind, run in zip(document.ids, document.token_types, document.run, strict=True):
+    for number, kind, run in zip(document.ids, document.token_types, document.runs, strict=True):
         length = len(TOKENIZER.decode([number])) if number != TOKENIZER.eos_token_id else 0
         expected = max(of_character[place : place + length], default=0)
         assert (kind, run >= 0) == (expected, expected > 0)
@@ -252,4 +252,4 @@ def test_without_metadata_no_token_has_a_type() -> None:
     assert by_token(document, document.token_types) == [
         (" ", 0), ("x", 0), ("y", 0), ("z", 0), ("<eos>", 0),
     ]  # fmt: skip
-    assert len(document.targets) == len(document.run) == 5
+    assert len(document.targets) == len(document.runs) == 5

@@ -17,7 +17,7 @@ from bsmeta.core.log_once import log_once
 from bsmeta.data.text.tokenizer import (
     BACKENDS,
     Backend,
-    Unavailable,
+    UnavailableBackendError,
     build_gigatoken_backend,
     build_tiktoken_backend,
     choose_backend,
@@ -91,14 +91,14 @@ def change_oracle(**parts: object) -> Tokenizer:
     ],
 )
 def test_tokenizers_that_tiktoken_cannot_replace_are_refused(oracle: Tokenizer, why: str) -> None:
-    with pytest.raises(Unavailable, match=why):
+    with pytest.raises(UnavailableBackendError, match=why):
         build_tiktoken_backend(oracle)
 
 
 def test_ambiguous_special_tokens_are_refused_for_tiktoken() -> None:
     tokenizer = small_tokenizer()
     tokenizer.add_tokens(["<a", "<a>"], special_tokens=True)
-    with pytest.raises(Unavailable, match="one of its special tokens begins another"):
+    with pytest.raises(UnavailableBackendError, match="one of its special tokens begins another"):
         build_tiktoken_backend(tokenizer.backend_tokenizer)
 
 
@@ -109,7 +109,7 @@ def test_auto_chooses_the_fastest_backend_that_agrees(
         return lambda texts: [np.zeros(3, np.int32) for _ in texts]
 
     def missing(_: Tokenizer) -> Backend:
-        raise Unavailable("it is not installed")
+        raise UnavailableBackendError("it is not installed")
 
     caplog.set_level(logging.INFO)
     stand_ins = {"wrong": wrong, "missing": missing, **BACKENDS}

@@ -10,7 +10,7 @@ from tokenizers import (
 )
 
 from bsmeta.data.text.tokenizer import BACKENDS
-from bsmeta.data.text.word_bounds import Inseparable, check_separable
+from bsmeta.data.text.word_bounds import InseparableError, check_separable
 from tests.data.made_tokenizers import (
     metaspace_bpe,
 )
@@ -22,7 +22,7 @@ def test_merges_that_cross_words_are_refused(cut: str) -> None:
     model = models.BPE(vocabulary, [("a", "▁")], unk_token="<unk>")
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    with pytest.raises(Inseparable, match="it merges 'a' and '▁' across words"):
+    with pytest.raises(InseparableError, match="it merges 'a' and '▁' across words"):
         check_separable(tokenizer)
     ids = [encoding.tolist() for encoding in BACKENDS["hf"](tokenizer)(["a" + cut])]
     assert ids == [tokenizer.encode("a" + cut).ids]

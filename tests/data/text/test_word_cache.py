@@ -26,7 +26,7 @@ from bsmeta.core.log_once import log_once
 from bsmeta.data.text import word_cache
 from bsmeta.data.text.tokenizer import BACKENDS, make_character_backend
 from bsmeta.data.text.tokens import TextTokenizer
-from bsmeta.data.text.word_bounds import Inseparable, check_separable
+from bsmeta.data.text.word_bounds import InseparableError, check_separable
 from bsmeta.data.text.word_cache import WordCache
 from tests.data.made_tokenizers import (
     PLAIN,
@@ -245,7 +245,7 @@ def test_a_tokenizer_that_may_join_words_has_no_cache(
     make: Callable[[], Tokenizer], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = make()
-    with pytest.raises(Inseparable, match=reason):
+    with pytest.raises(InseparableError, match=reason):
         check_separable(tokenizer)
     caplog.set_level(logging.INFO)
     log_once.cache_clear()

@@ -2,9 +2,9 @@
 
 decode → guard → sample → lend → render → reject → keep_text → encode → cut → pack
 
-Each stage is a generator or a small callable with the little state that it needs, in a file of its
-own; `items` defines the items that pass from one to the next. Documents flow one at a time: each
-stage pulls the next document from the one before it. There are three exceptions: `lend` reads the
-metadata of all lines in advance, `encode` takes a batch of documents, and `pack` the whole window.
-`window_maker` connects the stages.
+Each stage is a generator, or a callable with little state, in its own file; `items` defines the
+items that pass from stage to stage. Documents flow one at a time: each stage pulls the next
+document from the stage before it. There are three exceptions: `lend` reads the metadata of all
+lines in advance, `encode` takes a batch of documents, and `pack` the whole window. `window_maker`
+connects the stages.
 """

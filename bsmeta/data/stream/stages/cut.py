@@ -11,11 +11,11 @@ from bsmeta.data.text.chunks import cut_alike, cut_document
 
 
 def cut_documents(encodings: Iterable[Encoding], config: DataConfig) -> Iterator[WindowDocument]:
-    """Yields each document with its chunks, or only the first if `long_documents` is `truncate`."""
-    is_truncated = config.metadata_config.long_documents == "truncate"
+    """Yields each document with its chunks; only the first if `long_documents` is `truncate`."""
+    keeps_only_first = config.metadata_config.long_documents == "truncate"
     for document, encoded, plain in encodings:
         chunks = cut_document(encoded, config)
-        if plain is not None:  # each chunk has the same text as the one with metadata
+        if plain is not None:  # with the same text in each chunk as with metadata
             chunks = cut_alike(plain, chunks, config)
-        document.chunks = chunks[:1] if is_truncated else chunks
+        document.chunks = chunks[:1] if keeps_only_first else chunks
         yield document

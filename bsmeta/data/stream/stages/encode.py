@@ -16,8 +16,8 @@ class Encoding(NamedTuple):
     """A document of a window, and its tokens.
 
     Attributes:
-        encoded: The document as rendered.
-        plain: The document without metadata, if it is trained on in this form; otherwise None.
+        encoded: The tokens of the document as rendered.
+        plain: The tokens without metadata, if these are trained on; otherwise None.
     """
 
     document: WindowDocument
@@ -38,26 +38,26 @@ def encode_documents(
         encoded = encoder.encode(rendered)
         plain: list[EncodedDocument | None] = [None] * len(batch)
         if also_plain:
-            plain = [*encoder.encode([document.without_metadata() for document in rendered])]
+            plain = list(encoder.encode([document.without_metadata() for document in rendered]))
         yield from map(Encoding, batch, encoded, plain)
 
 
 def batch_documents(documents: Iterable[WindowDocument]) -> Iterator[list[WindowDocument]]:
     """Yields batches of at most `ENCODING_BATCH_CHARS` characters, or of one longer document.
 
-    A tokenizer needs 10 to 80 bytes of memory per character of a batch, which for a whole window
-    of long documents would be many gigabytes.
+    A tokenizer needs 10 to 80 bytes of memory per character of a batch, which would be many
+    gigabytes for a whole window of long documents.
     """
     batch: list[WindowDocument] = []
-    size = 0
+    num_chars = 0
     for document in documents:
         length = len(document.rendered.body)
-        if batch and size + length > ENCODING_BATCH_CHARS:
+        if batch and num_chars + length > ENCODING_BATCH_CHARS:
             yield batch
             batch = []
-            size = 0
+            num_chars = 0
         batch.append(document)
-        size += length
+        num_chars += length
 
     if batch:
         yield batch

@@ -16,8 +16,8 @@ class Guard:
     """Decides which documents of a window are trained on.
 
     Args:
-        held_out: Documents that must not be trained on.
-        skipped: Counts the documents left out, by reason.
+        held_out: Documents that must not be trained on; None if there are none.
+        skipped: Counts the documents that are left out, by reason.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Guard:
             self._skipped[EMPTY_TEXT] += 1
             return None
 
-        shared = self._held_out.find_overlap(document.document) if self._held_out else ""
-        if not shared:
+        overlap = self._held_out.find_overlap(document.document) if self._held_out else ""
+        if not overlap:
             return document
 
         if self._config.on_test_overlap == "error":
             raise DataError(
                 f"{self._path}, {describe_position(self._path, document.source.number)}: the "
-                f"document has the {shared} of one in data_config.validation_file="
+                f"document has the {overlap} of one in data_config.validation_file="
                 f"{self._config.validation_file}; leave the shard out (data_config.exclude), or "
                 "set data_config.on_test_overlap=drop"
             )

@@ -1,7 +1,7 @@
-"""The items that pass from stage to stage, and how a stage is applied to them.
+"""The items that pass from stage to stage, and the application of a stage to them.
 
-A line that cannot be used is not dropped where the problem is detected: as a `BadLine`, it passes
-through the following stages unchanged, up to the stage that rejects it.
+A line that cannot be used is not dropped where the problem is detected: it becomes a `BadLine`,
+which passes through the following stages unchanged until a stage rejects it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class NumberedLine(NamedTuple):
     """A line of a window.
 
     Attributes:
-        window_index: Its index in the window.
-        number: Its number in the shard, from 0.
+        window_index: Index of the line in the window.
+        number: Number of the line in the shard, from 0.
+        line: The content of the line.
     """
 
     window_index: int
@@ -33,7 +34,7 @@ class NumberedLine(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """A line that cannot be used, and the error that says why."""
+    """A line that cannot be used, and the reason."""
 
     source: NumberedLine
     error: BadDocument
@@ -41,7 +42,7 @@ class BadLine(NamedTuple):
 
 @dataclass(slots=True)
 class ReadDocument:
-    """A decoded document, and the metadata types sampled for it."""
+    """A decoded document, its line, and the metadata types sampled for it."""
 
     source: NumberedLine
     document: Document
@@ -53,8 +54,8 @@ class WindowDocument:
     """A document of a window, rendered with the metadata sampled for it, and its chunks.
 
     Attributes:
-        number: Its number in the shard, from 0.
-        chunks: Its chunks; empty until it is cut.
+        number: Number of the document in the shard, from 0.
+        chunks: The chunks of the document; empty until it is cut.
     """
 
     number: int
@@ -63,15 +64,15 @@ class WindowDocument:
 
 
 def number_lines(window: Window) -> Iterator[NumberedLine | BadLine]:
-    """Yields the lines of a window; if its shard is damaged after them, also a `BadLine`."""
+    """Yields the lines of a window, then a `BadLine` if the shard is damaged after them."""
     for index, (number, line) in enumerate(zip(window.numbers, window.lines, strict=False)):
         yield NumberedLine(index, number, line)
 
     if window.damage:
         num_read = len(window.lines)
-        number = (
-            window.numbers[num_read] if num_read < len(window.numbers) else window.numbers[-1] + 1
-        )
+        number = window.numbers[-1] + 1
+        if num_read < len(window.numbers):
+            number = window.numbers[num_read]
         missing_line = NumberedLine(window_index=num_read, number=number, line=b"")
         yield BadLine(missing_line, BadDocument("damaged_file", window.damage))
 
@@ -79,7 +80,7 @@ def number_lines(window: Window) -> Iterator[NumberedLine | BadLine]:
 def apply_stage(
     stage: Callable[[ReadDocument], Result | None], documents: Iterable[ReadDocument | BadLine]
 ) -> Iterator[Result | BadLine]:
-    """Yields the result of a stage for each document, except results that are None.
+    """Yields the result of a stage for each document; drops the document if the result is None.
 
     If the stage raises `BadDocument`, a `BadLine` replaces the document. Bad lines from earlier
     stages pass unchanged.

@@ -1,6 +1,6 @@
-"""Seventh stage: under `row_budget=text`, documents with bad metadata are kept without it.
+"""Seventh stage: under `row_budget=text`, documents with bad metadata are kept without metadata.
 
-The choice of training documents must not depend on which metadata is read. All other rejected
+Otherwise, the choice of training documents would depend on which metadata is read. All other bad
 documents are dropped here.
 """
 
@@ -21,10 +21,11 @@ def keep_text(
     guard: Guard,
     renderer: DocumentRenderer,
 ) -> Iterator[WindowDocument]:
-    """Yields the good documents, and those with bad metadata without it.
+    """Yields the good documents; yields documents with bad metadata without their metadata.
 
     Args:
-        decoder: Decodes only the text of a line; None leaves all bad documents out.
+        decoder: Decodes only the text of a line; None drops all bad documents.
+        guard: Decides again whether the text is trained on.
     """
     for document in documents:
         if not isinstance(document, BadLine):

@@ -1,4 +1,4 @@
-"""Fourth stage, only for `metadata_values=shuffled`: documents get the values of other documents.
+"""Fourth stage, only for `metadata_values=shuffled`: documents get metadata of other documents.
 
 The donors are the other documents of the window, so the metadata of all its lines is decoded in
 advance.
@@ -10,16 +10,16 @@ from bsmeta.data.stream.stages.items import ReadDocument
 from bsmeta.data.stream.window import Window
 from bsmeta.metadata.decoding import Decoder
 from bsmeta.metadata.document import Document
+from bsmeta.metadata.donors import Donors
 from bsmeta.metadata.metadata_type import SHUFFLED
 from bsmeta.metadata.records import BadDocument, Line
-from bsmeta.metadata.rendering import Donors
 
 
 class Lender:
-    """Lends each document of a window the metadata values of another one.
+    """Lends each document of a window the metadata values of another document.
 
     Args:
-        keys: The metadata types that are lent.
+        keys: The metadata types whose values are lent.
         seed: Seed of the run.
     """
 
@@ -40,11 +40,15 @@ class Lender:
         return document
 
     def _read_values(self, line: Line) -> Document:
-        """Decodes the metadata of a document, or none if it is bad, which is reported later."""
+        """Decodes a line to a document of only its metadata values.
+
+        The document has no values if the line is bad; other stages reject the line.
+        """
         try:
             document = self._decoder.decode(line)
             records = {key: document.records(key) for key in self._keys}
         except BadDocument:
             return Document("", None, {})
 
-        return Document("", None, {key: list(values) for key, values in records.items() if values})
+        values = {key: list(key_records) for key, key_records in records.items() if key_records}
+        return Document("", None, values)

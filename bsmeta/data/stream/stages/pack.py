@@ -17,7 +17,7 @@ from bsmeta.data.text.chunks import Chunk, PackedWindow
 def pack_documents(
     documents: Sequence[WindowDocument], window: Window, config: DataConfig, seed: int
 ) -> PackedWindow:
-    """Packs the chunks of a window's documents into sequences, with their counts.
+    """Packs the chunks of a window's documents into sequences, and counts the documents in each.
 
     Args:
         seed: Seed of the run.
@@ -27,7 +27,8 @@ def pack_documents(
     for document in documents:
         chunks += document.chunks
 
-    document_indices = np.repeat(  # the index of each chunk's document
+    # For each chunk, the index of its document.
+    document_indices = np.repeat(
         np.arange(len(documents)), [len(document.chunks) for document in documents]
     )
     is_first = np.diff(document_indices, prepend=-1) > 0
@@ -49,13 +50,15 @@ def pack_documents(
 
 
 def encode_types(documents: Sequence[WindowDocument], metadata: MetadataConfig) -> np.ndarray:
-    """Encodes the metadata types in each document's chunks as a bit mask (int32 [documents]).
+    """Encodes the metadata types of each document as a bit mask (int32 [documents]).
 
-    Bit i stands for `metadata_list[i]`. No bit is set if `without_metadata_same_context` removes
-    the metadata from all chunks.
+    Bit i stands for `metadata_list[i]`. No bit is set under `without_metadata_same_context`, which
+    trains on the documents without their metadata.
     """
     bits: dict[str, int] = {}
     if not metadata.without_metadata_same_context:
         bits = {key: 1 << index for index, key in enumerate(metadata.metadata_list)}
-    masks = [sum(bits.get(key, 0) for key in document.rendered.types) for document in documents]
-    return np.array(masks, np.int32)
+    masks = np.zeros(len(documents), np.int32)
+    for index, document in enumerate(documents):
+        masks[index] = sum(bits.get(key, 0) for key in document.rendered.types)
+    return masks

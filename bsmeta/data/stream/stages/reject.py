@@ -1,7 +1,4 @@
-"""Sixth stage: bad lines stop the run, or are counted.
-
-With `bad_documents=strict`, the first one is an error; with `skip`, all are counted.
-"""
+"""Sixth stage: with `bad_documents=strict`, a bad line is an error; with `skip`, it is counted."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Rejecter:
     def reject_bad_lines(
         self, documents: Iterable[WindowDocument | BadLine]
     ) -> Iterator[WindowDocument | BadLine]:
-        """Yields all items; each bad line is counted first, or raises an error.
+        """Yields all items; counts each bad line before it is yielded.
 
         Raises:
             ConfigurationError: If a metadata type gives a reason that it does not list.
@@ -49,7 +46,7 @@ class Rejecter:
 
         Raises:
             ConfigurationError: If a metadata type gives a reason that it does not list.
-            DataError: In strict mode; names the file, the line (or row) and the reason.
+            DataError: In strict mode; the message names the file, the line or row, and the reason.
         """
         number = bad.source.number
         error = refine_error(bad.source.line, bad.error)

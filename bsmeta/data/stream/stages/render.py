@@ -1,4 +1,4 @@
-"""Fifth stage: documents are rendered as the text that the model reads; too long ones are bad."""
+"""Fifth stage: documents are rendered as the text that the model reads, up to a maximum length."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Third stage: samples the metadata types that each document is rendered with."""
+"""Third stage: the metadata types with which each document is rendered are sampled."""
 
 from __future__ import annotations
 
 from bsmeta.data import make_document_generator
 from bsmeta.data.stream.stages.items import ReadDocument
 from bsmeta.data.stream.window import Window
-from bsmeta.metadata.rendering import TypeSampler
+from bsmeta.metadata.sampling import TypeSampler
 
 
 class WindowSampler:
-    """Samples the metadata types of a window's documents, each with its own generator.
+    """Samples the metadata types of a window's documents, with a random generator for each.
 
     Args:
-        sampler: Samples types as the current phase of the metadata schedule prescribes.
+        sampler: Samples types for the current phase of the metadata schedule.
         seed: Seed of the run.
     """
 
@@ -23,7 +23,7 @@ class WindowSampler:
         self._shard = window.shard.name
 
     def sample(self, document: ReadDocument) -> ReadDocument:
-        """Samples the types of a document, sets them on it, and returns it."""
+        """Sets the sampled types on a document, in place, and returns it."""
         number = document.source.number
         generator = make_document_generator(self._seed, self._epoch, self._shard, number)
         document.types = self._sampler.draw(document.document, generator)

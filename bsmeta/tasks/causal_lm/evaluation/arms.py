@@ -3,7 +3,7 @@
 An arm defines the metadata that a document is rendered with; a comparison pairs two arms.
 
 Some arms are controls. If a model gains from `url: …` with any address, it gains from the form and
-not from the content. Values of other documents (`bsmeta.metadata.rendering`) separate the two. A
+not from the content. Values of other documents (`bsmeta.metadata.donors`) separate the two. A
 prefix of junk words, or only the end of a prefix, has form without content: its gain is the effect
 of form, such as the sign that a document begins here.
 
@@ -24,7 +24,7 @@ import xxhash
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig, choose_separators
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.encoding import WORDS
+from bsmeta.data.text.encoding import FREQUENT_WORDS
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import OWN
 from bsmeta.metadata.processors import find_type
@@ -231,7 +231,7 @@ class StyledRenderer:
         return replace(
             plain,
             prefix=prefix,
-            prefix_own=(marker_spans - num_stripped).clip(min=0),
+            prefix_configured=(marker_spans - num_stripped).clip(min=0),
             prefix_spans=np.array([[0, len(prefix)]], np.int32),
             prefix_token_types=rendered.prefix_token_types[:1],
             lead=rendered.lead,
@@ -270,8 +270,7 @@ def _draw_junk(prefix: str, min_characters: int) -> str:
     rng = random.Random(xxhash.xxh3_64_intdigest(prefix.encode("utf-8", "surrogatepass")))
     words = ""
     while len(words) < min_characters:
-        separator = " " if words else ""
-        words += separator + rng.choice(WORDS)
+        words += (" " if words else "") + rng.choice(FREQUENT_WORDS)
     return words
 
 
@@ -279,7 +278,7 @@ def _make_field(key: str, document: Document) -> str:
     """Returns a type with its values, such as `Title: Sets`; "" if no value of it is text."""
     metadata_type = find_type(key)
     values = [
-        metadata_type.prompt_value(str(record.value))
+        metadata_type.format_for_prompt(str(record.value))
         for record in document.records(key)
         if metadata_type.is_listed or not record.is_local()
     ]

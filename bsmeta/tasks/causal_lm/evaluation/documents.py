@@ -29,11 +29,12 @@ from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import describe_position, find_validation_path, read_remote_settings
 from bsmeta.data.stream.reasons import refine_error
 from bsmeta.data.stream.stages.render import check_length
-from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
+from bsmeta.metadata.decoding import TEXT_KEY, Decoder, make_decoder
 from bsmeta.metadata.document import Document
+from bsmeta.metadata.donors import Documents
 from bsmeta.metadata.processors import map_columns
 from bsmeta.metadata.records import BadDocument
-from bsmeta.metadata.rendering import Documents, Renderer
+from bsmeta.metadata.rendering import Renderer
 
 LINE_BATCH_SIZE = 256
 
@@ -146,7 +147,7 @@ class HeldOutDocuments:
         The configuration maps the columns, or else they are named `metadata_…`.
         """
         if self._config.columns:
-            return sorted(key for key in self._config.columns if key != TEXT)
+            return sorted(key for key in self._config.columns if key != TEXT_KEY)
 
         names: set[str] = set()
         for index in range(len(self)):

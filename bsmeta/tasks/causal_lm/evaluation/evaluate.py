@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import REMOTE, resolve_in_dataset
+from bsmeta.config.data import REMOTE_SCHEMES, resolve_in_dataset
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
@@ -101,7 +101,7 @@ def has_other_data(config: EvaluateConfig, location: Location) -> bool:
     held_out = resolve_in_dataset(config.validation_file, data)
     if os.path.basename(run_file) != os.path.basename(held_out):
         return True
-    if run_file.startswith(REMOTE) or held_out.startswith(REMOTE):
+    if run_file.startswith(REMOTE_SCHEMES) or held_out.startswith(REMOTE_SCHEMES):
         return run_file != held_out
     return os.path.exists(run_file) and os.path.realpath(run_file) != os.path.realpath(held_out)
 

@@ -26,8 +26,9 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.progress import Advance, report_each
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.document import Document
+from bsmeta.metadata.donors import Donors
 from bsmeta.metadata.metadata_type import OWN, SHUFFLED
-from bsmeta.metadata.rendering import Donors, Rendered
+from bsmeta.metadata.rendering import Rendered
 from bsmeta.tasks.causal_lm.evaluation.arms import (
     AGAINST_PREFIX,
     TEXT,

@@ -120,7 +120,7 @@ def _find_group(document: Document, key: str) -> str | None:
         return None
 
     try:
-        return metadata_type.group(values[0], MetadataConfig())
+        return metadata_type.find_group(values[0], MetadataConfig())
     except BadDocument:  # not a valid value of the type: the document is in none of its slices
         return None
 

@@ -26,7 +26,7 @@ def format_json_line(document: ExplainedDocument, config: MetadataConfig) -> str
     return json.dumps(
         {
             "document": document.name,
-            "text": document.rendered.whole,
+            "text": document.rendered.full_text,
             "prefix": document.rendered.prefix,
             "pieces": chunks,
         }

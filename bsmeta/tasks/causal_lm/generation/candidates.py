@@ -37,7 +37,7 @@ class Labels:
             return None
 
         try:
-            return self._type.group(values[0], self._config)
+            return self._type.find_group(values[0], self._config)
         except BadDocument as error:
             raise DataError(f"metadata_{self.key}: {error}") from error
 
@@ -50,7 +50,7 @@ class Labels:
         reason = ""
         label = None
         try:
-            label = self._type.group(text, self._config)
+            label = self._type.find_group(text, self._config)
         except BadDocument as error:
             reason = f": {error}"
         if label is None:
@@ -59,7 +59,7 @@ class Labels:
 
     def make_record(self, label: str) -> Record:
         """Makes the record that presents the label to the model."""
-        value = self._type.value_of_group(label, self._config)
+        value = self._type.make_group_value(label, self._config)
         return Record(value=value, key=self.key, type="global")
 
 

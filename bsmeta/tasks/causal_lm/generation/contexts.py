@@ -66,7 +66,7 @@ class Contexts:
             prefix=rendered_metadata.prefix,
             prefix_spans=rendered_metadata.prefix_spans,
             prefix_token_types=rendered_metadata.prefix_token_types,
-            prefix_own=rendered_metadata.prefix_own,
+            prefix_configured=rendered_metadata.prefix_configured,
             lead=rendered_metadata.lead,
             body=prompt,
         )

@@ -57,7 +57,7 @@ def describe(items: Iterable[Any]) -> list[Any]:
         elif isinstance(item, ReadDocument):
             described.append((item.source.number, item.document.text))
         else:
-            described.append((item.number, item.rendered.whole))
+            described.append((item.number, item.rendered.full_text))
     return described
 
 

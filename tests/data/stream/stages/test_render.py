@@ -14,15 +14,15 @@ def test_a_document_is_rendered_with_its_types_only() -> None:
     renderer = DocumentRenderer(skipping())
     line = title_line("The text.", "A")
     with_title = renderer.render(read(line, types=["title"]))
-    assert (with_title.number, with_title.rendered.whole) == (10, "Title: A ||| The text.")
+    assert (with_title.number, with_title.rendered.full_text) == (10, "Title: A ||| The text.")
     assert with_title.rendered.types == ("title",)
     assert with_title.chunks == []
-    assert renderer.render(read(line)).rendered.whole == "The text."
+    assert renderer.render(read(line)).rendered.full_text == "The text."
 
 
 def test_text_and_metadata_count_for_the_length() -> None:
     renderer = DocumentRenderer(skipping(max_document_chars=20))
-    assert renderer.render(read(title_line("x" * 20, "A"))).rendered.whole == "x" * 20
+    assert renderer.render(read(title_line("x" * 20, "A"))).rendered.full_text == "x" * 20
     with pytest.raises(BadDocument) as error:
         renderer.render(read(title_line("x" * 20, "A"), types=["title"]))
     assert str(error.value) == (

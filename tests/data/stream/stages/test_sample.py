@@ -7,7 +7,7 @@ from dataclasses import replace
 from bsmeta.data.stream.stages.items import NumberedLine, ReadDocument
 from bsmeta.data.stream.stages.sample import WindowSampler
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.rendering import TypeSampler
+from bsmeta.metadata.sampling import TypeSampler
 from tests.data.stream.stages.helpers import TITLES, read, title_line, window_of
 
 HALF = replace(TITLES, metadata_probability=0.5)

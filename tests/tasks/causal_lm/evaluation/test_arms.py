@@ -7,16 +7,17 @@ import pytest
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.data.text.encoding import WORDS
+from bsmeta.data.text.encoding import FREQUENT_WORDS
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.records import Record
-from bsmeta.metadata.rendering import Donors, Renderer
+from bsmeta.metadata.rendering import Renderer
 from bsmeta.tasks.causal_lm.evaluation.arms import (
     Arm,
     StyledRenderer,
     apply_control,
     list_comparisons,
 )
+from tests.metadata.helpers import entity_record, page
 
 
 def test_comparisons_are_listed_in_a_fixed_order() -> None:
@@ -64,76 +65,6 @@ def test_all_unknown_names_are_listed_at_once() -> None:
     assert "size is not in metadata_list ['url']" in str(caught.value)
 
 
-def page(number: int, **values: str) -> Document:
-    records = {key: [Record(value=value, key=key, type="global")] for key, value in values.items()}
-    return Document(f"text {number}", None, records)
-
-
-def values(document: Document, key: str) -> list[str]:
-    return [str(record.value) for record in document.records(key)]
-
-
-def test_shuffled_values_come_from_a_single_other_document() -> None:
-    documents = [page(i, url=f"url {i}", title=f"title {i}") for i in range(6)]
-    donors = Donors(documents, ["url", "title"], seed=0)
-    lenders = set()
-    for index, document in enumerate(documents):
-        substituted = donors.replace_values(index, document, "shuffled")
-        assert substituted.text == document.text
-        (url,), (title,) = values(substituted, "url"), values(substituted, "title")
-        assert url != f"url {index}"
-        assert url.removeprefix("url ") == title.removeprefix("title ")
-        lenders.add(url)
-    assert len(lenders) == 6  # each lends once
-    assert donors.replace_values(0, documents[0], "own") is documents[0]
-
-
-def test_wrong_values_never_come_from_the_same_document() -> None:
-    documents = [page(i, site="a" if i % 3 else "b") for i in range(9)]
-    donors = Donors(documents, ["site"], seed=4)
-    for index, document in enumerate(documents):
-        (lent,) = values(donors.replace_values(index, document, "wrong"), "site")
-        assert lent != values(document, "site")[0]
-
-
-def test_matched_values_are_wrong_values_of_the_nearest_length() -> None:
-    sites = ["abc", "abc", "abcd", "ab" * 10, "abc", "ba" * 9, "b" * 5]
-    documents = [page(i, site=site) for i, site in enumerate(sites)]
-    donors = Donors(documents, ["site"], seed=0)
-    lent = [
-        values(donors.replace_values(i, one, "matched"), "site")[0]
-        for i, one in enumerate(documents)
-    ]
-    assert lent == ["abcd", "abcd", lent[2], "ba" * 9, "abcd", "ab" * 10, "abcd"]
-    assert lent[2] in ("abc", "b" * 5)  # both one character away
-
-
-def test_a_type_without_a_donor_is_left_out() -> None:
-    documents = [page(0, site="a", only="x"), page(1, site="a")]
-    donors = Donors(documents, ["site", "only"], seed=0)
-    assert values(donors.replace_values(0, documents[0], "shuffled"), "site") == ["a"]
-    assert not donors.replace_values(0, documents[0], "shuffled").has("only")
-    assert not donors.replace_values(0, documents[0], "wrong").has("site")
-    assert not donors.replace_values(1, documents[1], "shuffled").has(
-        "only"
-    )  # it has none of its own
-
-
-def local(value: str, start: int) -> Record:
-    return Record(value, "entity", "local", char_start_idx=start, char_end_idx=start + 1)
-
-
-def test_local_values_keep_the_positions_of_the_document() -> None:
-    documents = [
-        Document("abcdef", None, {"entity": [local("A", 0), local("B", 2), local("C", 4)]}),
-        Document("xyz", None, {"entity": [local("X", 1), local("Y", 2)]}),
-    ]
-    donors = Donors(documents, ["entity"], seed=0)
-    substituted = donors.replace_values(0, documents[0], "shuffled")
-    shown = [(record.value, record.char_start_idx) for record in substituted.records("entity")]
-    assert shown == [("X", 0), ("Y", 2), ("X", 4)]
-
-
 def test_a_prompt_reads_like_english() -> None:
     config = MetadataConfig(metadata_list=["url", "entity", "html", "my_field"])
     document = Document(
@@ -141,8 +72,12 @@ def test_a_prompt_reads_like_english() -> None:
         None,
         {
             "url": [Record("https://a.org/two%20words", "url", "global")],
-            "entity": [local("New_York", 0), local("Oslo", 2), local("Oslo", 5)],
-            "html": [local("b", 0)],
+            "entity": [
+                entity_record("New_York", 0),
+                entity_record("Oslo", 2),
+                entity_record("Oslo", 5),
+            ],
+            "html": [entity_record("b", 0)],
             "my_field": [Record("7", "my_field", "global")],
         },
     )
@@ -167,12 +102,12 @@ def test_a_prompt_without_fields_is_the_text() -> None:
 def test_form_is_an_uninformative_prefix_of_the_same_length() -> None:
     config = MetadataConfig(metadata_list=["html", "title"])
     document = page(1, title="How to knit a hat that does not fit anybody")
-    true_prefix = Renderer(config).render(document, ("title",))
-    assert true_prefix.prefix == "Title: How to knit a hat that does not fit anybody |||"
+    rendered = Renderer(config).render(document, ("title",))
+    assert rendered.prefix == "Title: How to knit a hat that does not fit anybody |||"
     junk = StyledRenderer("form", config).render(document, ("title",))
     assert junk.prefix.endswith(" |||")
-    assert set(junk.prefix.removesuffix(" |||").split()) <= set(WORDS)
-    assert 0 <= len(junk.prefix) - len(true_prefix.prefix) < max(map(len, WORDS)) + 1
+    assert set(junk.prefix.removesuffix(" |||").split()) <= set(FREQUENT_WORDS)
+    assert 0 <= len(junk.prefix) - len(rendered.prefix) < max(map(len, FREQUENT_WORDS)) + 1
     again = StyledRenderer("form", config).render(document, ("title",))
     assert again.prefix == junk.prefix
     bare = StyledRenderer("separator", config).render(document, ("title",))
@@ -189,11 +124,11 @@ def test_form_keeps_the_special_tokens_of_training() -> None:
     )
     document = page(1, title="How to knit a hat")
     junk = StyledRenderer("form", config).render(document, ("title",))
-    parts = [junk.prefix[start:end] for start, end in junk.prefix_own.tolist()]
+    parts = [junk.prefix[start:end] for start, end in junk.prefix_configured.tolist()]
     assert parts == ["<|start|>", "<|text|>"]
     bare = StyledRenderer("separator", config).render(document, ("title",))
     assert (bare.prefix, bare.lead) == ("<|start|><|text|>", "")
-    assert bare.prefix_own.tolist() == [[0, 9], [9, 17]]
+    assert bare.prefix_configured.tolist() == [[0, 9], [9, 17]]
 
     prompt = StyledRenderer("prompt", config).render(document, ("title",))
     assert (prompt.prefix, prompt.lead) == ("Title: How to knit a hat.", " ")

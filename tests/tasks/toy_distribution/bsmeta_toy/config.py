@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.keys import inherited, key
+from bsmeta.core.keys import inherit_key, key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,6 @@ class ToyLineConfig(RunConfig):
     training_data_key: ClassVar[str] = "task"
     metrics: ClassVar[str | None] = "bsmeta_toy.metrics:METRICS"
 
-    task: str = inherited(RunConfig, "task", "toy_line")
+    task: str = inherit_key(RunConfig, "task", "toy_line")
     rows: int = key(4, at_least=1)
     """numbers of a step"""
