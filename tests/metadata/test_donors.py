@@ -11,7 +11,7 @@ def values(document: Document, key: str) -> list[str]:
     return [str(record.value) for record in document.records(key)]
 
 
-def test_shuffled_values_come_from_one_other_document() -> None:
+def test_shuffled_values_come_from_a_single_other_document() -> None:
     documents = [page(i, url=f"url {i}", title=f"title {i}") for i in range(6)]
     donors = Donors(documents, ["url", "title"], seed=0)
     lenders = set()
@@ -26,7 +26,7 @@ def test_shuffled_values_come_from_one_other_document() -> None:
     assert donors.replace_values(0, documents[0], "own") is documents[0]
 
 
-def test_wrong_values_are_never_the_documents_own() -> None:
+def test_wrong_values_never_come_from_the_same_document() -> None:
     documents = [page(i, site="a" if i % 3 else "b") for i in range(9)]
     donors = Donors(documents, ["site"], seed=4)
     for index, document in enumerate(documents):
@@ -34,7 +34,7 @@ def test_wrong_values_are_never_the_documents_own() -> None:
         assert lent != values(document, "site")[0]
 
 
-def test_matched_values_are_wrong_ones_of_the_nearest_length() -> None:
+def test_matched_values_are_wrong_values_of_the_nearest_length() -> None:
     sites = ["abc", "abc", "abcd", "ab" * 10, "abc", "ba" * 9, "b" * 5]
     documents = [page(i, site=site) for i, site in enumerate(sites)]
     donors = Donors(documents, ["site"], seed=0)
@@ -46,7 +46,7 @@ def test_matched_values_are_wrong_ones_of_the_nearest_length() -> None:
     assert lent[2] in ("abc", "b" * 5)  # both one character away
 
 
-def test_a_type_that_nobody_can_lend_is_left_out() -> None:
+def test_a_type_without_a_donor_is_left_out() -> None:
     documents = [page(0, site="a", only="x"), page(1, site="a")]
     donors = Donors(documents, ["site", "only"], seed=0)
     assert values(donors.replace_values(0, documents[0], "shuffled"), "site") == ["a"]
@@ -56,7 +56,7 @@ def test_a_type_that_nobody_can_lend_is_left_out() -> None:
     assert not donors.replace_values(1, documents[1], "shuffled").has("only")
 
 
-def test_local_values_are_put_at_the_documents_own_places() -> None:
+def test_local_values_keep_the_positions_of_the_document() -> None:
     documents = [
         Document(
             "abcdef",

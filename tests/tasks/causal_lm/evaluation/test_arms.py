@@ -102,12 +102,12 @@ def test_a_prompt_without_fields_is_the_text() -> None:
 def test_form_is_an_uninformative_prefix_of_the_same_length() -> None:
     config = MetadataConfig(metadata_list=["html", "title"])
     document = page(1, title="How to knit a hat that does not fit anybody")
-    true_prefix = Renderer(config).render(document, ("title",))
-    assert true_prefix.prefix == "Title: How to knit a hat that does not fit anybody |||"
+    rendered = Renderer(config).render(document, ("title",))
+    assert rendered.prefix == "Title: How to knit a hat that does not fit anybody |||"
     junk = StyledRenderer("form", config).render(document, ("title",))
     assert junk.prefix.endswith(" |||")
     assert set(junk.prefix.removesuffix(" |||").split()) <= set(FREQUENT_WORDS)
-    assert 0 <= len(junk.prefix) - len(true_prefix.prefix) < max(map(len, FREQUENT_WORDS)) + 1
+    assert 0 <= len(junk.prefix) - len(rendered.prefix) < max(map(len, FREQUENT_WORDS)) + 1
     again = StyledRenderer("form", config).render(document, ("title",))
     assert again.prefix == junk.prefix
     bare = StyledRenderer("separator", config).render(document, ("title",))
