@@ -454,7 +454,7 @@ class Candidates:
 
     @cached_property
     def _letter_counts(self) -> Counter[str]:
-        """Counts of letter bigrams and trigrams in the 50,000 most frequent words."""
+        """Counts of letter bigrams and trigrams in the most frequent words."""
         counts: Counter[str] = Counter()
         for word in self._lexicon.words[:50_000]:
             framed = f" {word} "

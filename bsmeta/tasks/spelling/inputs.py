@@ -231,8 +231,8 @@ class CandidateInputs:
         self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, logs: np.ndarray
     ) -> _Fit:
         """Computes how well each row fits its neighbors; `logs`: the log-frequency of each row."""
-        pairs = self._lexicon.pairs.count
-        triples = self._lexicon.triples.count
+        count_bigrams = self._lexicon.bigrams.count
+        count_trigrams = self._lexicon.trigrams.count
 
         hashes = hash_words(sequence.names)[sequence.numbers]
         frequencies = np.exp(
@@ -251,18 +251,19 @@ class CandidateInputs:
         def compute_conditional(pair: np.ndarray, context: np.ndarray, step: int) -> np.ndarray:
             """Returns the probability of each row, given the neighbor that is `step` words away."""
             neighbor_frequency = frequencies[sequence.positions + step][words]
-            pair_share = self._lexicon.listed_pairs.count(pair)
+            pair_share = self._lexicon.listed_bigrams.count(pair)
             listed_prior = np.minimum(pair_share / neighbor_frequency, 1)
             # The prior is the mean of two estimates: from the listed pairs, and without context.
             prior = 0.5 * listed_prior + 0.5 * np.exp(logs)
-            counts = pairs(pair)
+            counts = count_bigrams(pair)
             # Rare pairs and words are not kept, so a kept pair may have more than its context.
-            total = np.maximum(self._lexicon.singles.count(join_hashes(context)), counts)
+            total = np.maximum(self._lexicon.unigrams.count(join_hashes(context)), counts)
             return (counts + PAIR_WEIGHT * prior) / (total + PAIR_WEIGHT)
 
         def smooth(triple: np.ndarray, context: np.ndarray, prior: np.ndarray) -> np.ndarray:
             """Returns the probability of each row, given a pair of words as its context."""
-            return (triples(triple) + TRIPLE_WEIGHT * prior) / (pairs(context) + TRIPLE_WEIGHT)
+            total = count_bigrams(context) + TRIPLE_WEIGHT
+            return (count_trigrams(triple) + TRIPLE_WEIGHT * prior) / total
 
         left = compute_conditional(join_hashes(before, first), before, -1)
         right = compute_conditional(join_hashes(last, after), after, 1)
@@ -271,7 +272,7 @@ class CandidateInputs:
         right2 = smooth(join_hashes(last, after, after2), join_hashes(after, after2), right)
 
         # Two words have no count between their neighbors.
-        between = triples(join_hashes(before, first, after)) * (first == last)
+        between = count_trigrams(join_hashes(before, first, after)) * (first == last)
         return _Fit(
             left=np.log(left),
             right=np.log(right),
