@@ -269,7 +269,7 @@ def compute_word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -
 def run_in_windows(
     inputs: Inputs,
     texts: Sequence[Words],
-    run: Callable[[list[Words]], Sequence[Any]],
+    run: Callable[[list[Words]], Sequence[Sequence[Any] | np.ndarray]],
     budget: int,
     context: Processes,
 ) -> list[list[Any]]:
@@ -277,26 +277,28 @@ def run_in_windows(
 
     Args:
         texts: May be empty, or longer than the model can read.
-        run: Returns a result for each window of a batch.
+        run: Returns the results of the words of each window of a batch.
         budget: The maximum of the padded tokens of a batch.
 
     Returns:
-        For each text, the results of its windows; on every rank.
+        For each text, the results of its words, in a part for each window; on every rank.
     """
-    windows: list[Words] = []
+    windows: list[Window] = []
     window_texts: list[int] = []  # the number of the text of each window
     for number, words in enumerate(texts):
         for window in inputs.divide_windows(words):
             windows.append(window)
             window_texts.append(number)
 
-    batches = sort_into_budgeted_batches(inputs.measure_lengths(windows), budget)
+    lengths = inputs.measure_lengths([window.words for window in windows])
     window_results = run_on_all_ranks(
-        batches, lambda batch: run([windows[n] for n in batch]), context
+        sort_into_budgeted_batches(lengths, budget),
+        lambda batch: run([windows[number].words for number in batch]),
+        context,
     )
     results: list[list[Any]] = [[] for _ in texts]
-    for number, result in zip(window_texts, window_results, strict=True):
-        results[number].append(result)
+    for number, window, result in zip(window_texts, windows, window_results, strict=True):
+        results[number].append(result[window.judged])
     return results
 
 

@@ -35,7 +35,8 @@ TRIPLE_WEIGHT = 4.0
 CONTEXT_FEATURES = 17  # number of the features of a candidate in its context
 MIN_FREQUENCY = 1e-7  # the frequency of an unknown neighbor
 NONE_SCORE = -60.0  # the score of the row that stands for all other words
-MAX_WINDOW_WORDS = 256  # words of a window of the small model
+MAX_WINDOW_WORDS = 64  # words that a window of the small model judges, as in training
+WINDOW_OVERLAP = 8  # words read before and after them, where a window does not end a sentence
 MAX_CACHED_WORDS = 1_000_000
 NOISE_ROOM = 1.35
 """Ratio of the tokens for which a batch has room to the tokens of the correct text."""
@@ -44,6 +45,13 @@ _BOUNDARY_NUMBER = 0  # the number of `BOUNDARY` in a `_Sequence`
 
 Words = Sequence[str]
 Tensors = dict[str, torch.Tensor]
+
+
+class Window(NamedTuple):
+    """A part of a text that a model reads at once."""
+
+    words: Words
+    judged: slice  # the positions of the words that are judged; the others are their context
 
 
 @dataclass(frozen=True)
@@ -107,9 +115,34 @@ class CandidateInputs:
         """Returns whether a text with errors has at most `length` tokens."""
         return len(words) <= length
 
-    def divide_windows(self, words: Words) -> list[Words]:
-        """Divides a text into windows of at most the model's length."""
-        return [words[i : i + MAX_WINDOW_WORDS] for i in range(0, len(words), MAX_WINDOW_WORDS)]
+    def divide_windows(self, words: Words) -> list[Window]:
+        """Divides a text into windows of at most `MAX_WINDOW_WORDS` judged words.
+
+        They end with a sentence. Only the windows of a longer sentence overlap.
+        """
+        windows: list[Window] = []
+        start = 0
+        while start < len(words):
+            end = self._find_window_end(words, start)
+            first = start
+            if start and not self._parse(words[start - 1]).neighbor.ends_sentence:
+                first = max(start - WINDOW_OVERLAP, 0)
+            last = end
+            if not self._parse(words[end - 1]).neighbor.ends_sentence:
+                last = min(end + WINDOW_OVERLAP, len(words))
+            windows.append(Window(words[first:last], slice(start - first, end - first)))
+            start = end
+        return windows
+
+    def _find_window_end(self, words: Words, start: int) -> int:
+        """Returns the end of the window that starts at a word."""
+        limit = start + MAX_WINDOW_WORDS
+        if limit >= len(words):
+            return len(words)
+        for end in range(limit, start, -1):
+            if self._parse(words[end - 1]).neighbor.ends_sentence:
+                return end
+        return limit
 
     def write(self, folder: Path) -> None:
         """Writes the files from which the inputs are built, beside a model."""
@@ -395,18 +428,18 @@ class TokenInputs:
         }
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def divide_windows(self, words: Words) -> list[Words]:
+    def divide_windows(self, words: Words) -> list[Window]:
         if self._max_tokens is None:
-            return [words] if words else []
+            return [Window(words, slice(len(words)))] if words else []
 
-        windows: list[Words] = []
+        windows: list[Window] = []
         start = 0
         while start < len(words):
             # Halve the rest until it fits; a single word is truncated when it is encoded.
             end = len(words)
             while end > start + 1 and self._is_too_long(words[start:end]):
                 end = start + (end - start) // 2
-            windows.append(words[start:end])
+            windows.append(Window(words[start:end], slice(end - start)))
             start = end
         return windows
 
