@@ -23,6 +23,7 @@ from rapidfuzz.distance import OSA, Indel, Levenshtein
 from bsmeta.data.text.sentences import Span, divide_compound
 from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold_word, hash_words, parse_token
 from bsmeta.tasks.spelling.noise import remove_accents
+from bsmeta.tasks.spelling.word_kinds import has_inner_capital
 from bsmeta.tasks.spelling.word_parts import find_word_runs, is_word, measure_elision
 
 MAX_COMPARED_WORDS = 300
@@ -44,6 +45,16 @@ EDIT_COST = 5.0
 INITIAL_EDIT_COST = 0.5
 """Additional cost, in edits, of another first letter, which is rarely misspelled."""
 MAX_CACHED_FORMS = 200_000
+
+
+# Limits of a word with inner capitals that has candidates
+MAX_INNER_CAPITALS = 2
+MIN_SMALL_LETTERS = 2  # lower-case letters
+MIN_SMALL_LETTERS_OF_TWO_EDITS = 3  # lower-case letters, if an edit does not remove a capital
+
+MAX_COMMON_CAPITAL_SHARE = 0.1
+"""Maximum share of capitalized occurrences of a word that is usually in lower case."""
+_FREQUENT_WORDS = 50_000  # words from which letters are counted
 
 SPLIT_COST = 12.0
 """Cost of a missing space, in nats of word frequency."""
@@ -279,7 +290,10 @@ class Candidates:
         key = fold_word(core)
         rows = [_Row(core, key, key, _KEEP), _Row("", "", "", _NONE)]
 
-        for other, distance in {key: 0, **distances}.items():
+        others = distances
+        if self._may_replace(core, key):
+            others = {key: 0, **distances}
+        for other, distance in others.items():
             has_capital = self._compute_capital_share(other) > MIN_CAPITAL_SHARE
             for text in _list_cased_forms(core, other, with_capital=is_start or has_capital):
                 if not _are_equivalent(text, core):
@@ -334,12 +348,49 @@ class Candidates:
 
         candidates: dict[str, int] = {}
         for index in np.argsort(-scores, kind="stable")[: self._choose_max_near(key)]:
-            if scores[index] > -np.inf:
-                candidates[words[near[index]]] = int(distances[index])
+            word = words[near[index]]
+            if scores[index] > -np.inf and self._may_replace(core, word):
+                candidates[word] = int(distances[index])
         for word in corrections:
-            if word not in candidates:
+            if word not in candidates and self._may_replace(core, word):
                 candidates[word] = OSA.distance(word, key)
         return candidates
+
+    def _may_replace(self, core: str, other: str) -> bool:
+        """Returns whether a folded word may replace a word with unusual characters.
+
+        These words are mostly names. If the words of the lexicon have no accents, a word with
+        accents may only lose or change them. The edits of a word with inner capitals must remove
+        these, or move one to its start; a word of four letters may have one edit more.
+        """
+        key = fold_word(core)
+        if self._has_few_accents and not key.isascii():
+            is_plain = core.islower() or self._is_common(other)
+            return is_plain and remove_accents(other) == remove_accents(key)
+
+        if has_inner_capital(core) and not core.isupper():
+            inner = _lower_inner_word(core)
+            capitals = sum(map(str.isupper, inner))
+            small_letters = len(inner) - capitals
+            if capitals > MAX_INNER_CAPITALS or small_letters < MIN_SMALL_LETTERS:
+                return False
+            if other == key:
+                return self._is_common(other)
+            if other == key[1] + key[0] + key[2:]:  # `hTe`
+                return core[1].isupper()
+            max_distance = capitals + (small_letters >= MIN_SMALL_LETTERS_OF_TWO_EDITS)
+            return OSA.distance(other, inner) <= max_distance
+        return True
+
+    def _is_common(self, key: str) -> bool:
+        """Returns whether a folded word is known from the texts, and usually in lower case."""
+        return self._compute_capital_share(key) < MAX_COMMON_CAPITAL_SHARE
+
+    @cached_property
+    def _has_few_accents(self) -> bool:
+        """Whether fewer than 1% of the frequent words have non-ASCII letters, as in English."""
+        words = self._lexicon.words[:_FREQUENT_WORDS]
+        return sum(not word.isascii() for word in words) < 0.01 * len(words)
 
     def _choose_max_near(self, key: str) -> int:
         """Returns the maximum number of near words that become candidates of a folded word."""
@@ -456,7 +507,7 @@ class Candidates:
     def _letter_counts(self) -> Counter[str]:
         """Counts of letter bigrams and trigrams in the most frequent words."""
         counts: Counter[str] = Counter()
-        for word in self._lexicon.words[:50_000]:
+        for word in self._lexicon.words[:_FREQUENT_WORDS]:
             framed = f" {word} "
             for i in range(len(framed) - 2):
                 counts[framed[i : i + 3]] += 1

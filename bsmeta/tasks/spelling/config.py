@@ -35,7 +35,8 @@ MIN_PART_TOKENS = 512
 MAX_SHARES = 64  # limit on the parts of a step, unless batch_shares is set
 
 CORRECTION = "correction.json"
-"""File in the folder of a model of `sec`: the probability threshold of its corrections (null: 0.5).
+"""File in the folder of a model of `sec`: the probability thresholds of its corrections
+by kind of word (null: 0.5).
 """
 
 VARIANTS = {
@@ -215,6 +216,9 @@ class SecConfig(SpellingConfig):
     most_false_alarms: float = key(0.005, at_least=0, at_most=1)
     """candidates: largest share of the words of correct text that may be changed; the threshold of
     corrections has the best F1 within this limit, on the validation samples"""
+    most_kind_false_alarms: float = key(0.02, at_least=0, at_most=1)
+    """candidates: the same limit for each kind of word by its characters, such as capitalized words
+    and acronyms; the thresholds of the kinds that exceed it are higher"""
     num_beams: int = key(1, at_least=1)
     """seq2seq: beams of the search in `generate`; 1: greedy"""
     val_corrections: int = key(100, at_least=1)

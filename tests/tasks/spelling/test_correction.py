@@ -24,6 +24,7 @@ from bsmeta.tasks.spelling.correction import (
     find_best_threshold,
     find_right_words,
     label_rows,
+    raise_thresholds,
 )
 from bsmeta.tasks.spelling.corrections import apply_corrections, make_record
 from bsmeta.tasks.spelling.detector import (
@@ -35,6 +36,7 @@ from bsmeta.tasks.spelling.detector import (
 from bsmeta.tasks.spelling.evaluate import run_evaluation
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.samples import Pair
+from bsmeta.tasks.spelling.word_kinds import KINDS
 from bsmeta.training.processes import ALONE
 from tests.tasks.spelling.helpers import lexicon, write_test_set
 
@@ -43,7 +45,7 @@ def corrector(threshold: float) -> tuple[CandidateCorrection, Ranker]:
     """A task with a model of random weights that changes words from a probability on."""
     task = CandidateCorrection(SecConfig())
     task._inputs = CandidateInputs(lexicon())
-    task.restore(threshold)
+    task.restore(dict.fromkeys(KINDS, threshold))
     torch.manual_seed(0)
     config = RankerConfig(features=task._inputs.features, width=8, layers=1, heads=1)
     return task, Ranker(config).eval()
@@ -187,23 +189,23 @@ def test_a_model_is_reloaded_with_its_threshold(tmp_path: Path) -> None:
     TASK.export(MODEL, weights, tmp_path)
     again = CandidateCorrection(SecConfig())
     model = again.load(tmp_path)
-    assert again.state() == 0.02
+    assert again.state() == dict.fromkeys(KINDS, 0.02)
     texts = ["teh villiage"]
     assert again.changes(model, texts) == TASK.changes(MODEL, texts)
     (tmp_path / "correction.json").unlink()
     with pytest.raises(DataError, match="expected model/ of a run of task=sec"):
         CandidateCorrection(SecConfig()).load(tmp_path)
-    assert again.state() == 0.02
+    assert again.state() == dict.fromkeys(KINDS, 0.02)
 
 
 def test_a_model_exported_before_any_evaluation_leaves_the_threshold(tmp_path: Path) -> None:
     task, model = corrector(0.02)
     task.restore(None)
     task.export(model, model.state_dict(), tmp_path)
-    assert (tmp_path / "correction.json").read_text() == '{"threshold": null}\n'
-    task.restore(0.3)  # as `finish` chooses it after the last checkpoint
+    assert (tmp_path / "correction.json").read_text() == '{"thresholds": null}\n'
+    task.restore({"lower case": 0.3})  # as `finish` chooses it after the last checkpoint
     task.load(tmp_path)
-    assert task.state() == 0.3
+    assert task.state() == {"lower case": 0.3}
 
 
 def test_a_model_that_began_with_another_is_opened_without_it(tmp_path: Path) -> None:
