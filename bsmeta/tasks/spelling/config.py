@@ -165,6 +165,10 @@ class SpellingConfig(RunConfig):
     hidden_misspellings: float = key(0.8, at_least=0, at_most=1)
     """small model: share of the known misspellings (noise.misspellings) hidden from it in training,
     because other texts have errors that are in no list"""
+    keep_words: list[str] = key([])
+    """words that are never flagged or changed, or files of a word per line (names that end in
+    .txt); a word in lower case also stands for its capitalized forms (predict.py:
+    '+overrides.keep_words=[WORD, FILE.txt]')"""
     dictionary: str | None = key(None, is_path=True)
     """words of the dictionary baseline, a file of lines `word count`; null: symspellpy"""
 
@@ -328,8 +332,17 @@ def _find_file_problems(config: SpellingConfig) -> Iterator[Problem]:
         elif not os.path.isfile(name):
             expected = f"symspellpy, wordfreq, or {word_list}"
             yield describe_missing_file("word_lists", name, expected, "correct word_lists")
+    for name in filter(is_word_file, config.keep_words):
+        if not os.path.isfile(os.path.expanduser(name)):
+            expected = "a word, or a file of a word per line"
+            yield describe_missing_file("keep_words", name, expected, "correct keep_words")
     if config.dictionary is not None and not os.path.isfile(config.dictionary):
         yield describe_missing_file("dictionary", config.dictionary, word_list, "dictionary=null")
+
+
+def is_word_file(entry: str) -> bool:
+    """Returns whether an entry of `keep_words` is the name of a file."""
+    return entry.endswith(".txt")
 
 
 def _find_detector_problems(config: SecConfig) -> Iterator[Problem]:

@@ -172,6 +172,41 @@ def test_the_threshold_with_the_best_f1_within_the_false_alarms() -> None:
     )  # the clean 0.7 stays
 
 
+def test_thresholds_of_kinds_of_words_with_more_false_alarms() -> None:
+    texts = [["cat", "Tom", "Ann", "Bob", "USSR1", "12"]]
+    choices = [[*(Choice("x", probability) for probability in (0.9, 0.8, 0.7, 0.1, 0.0, 0.0))]]
+    thresholds = raise_thresholds(0.5, texts, choices, 0.4)
+    assert thresholds == {
+        "lower case": 0.9,  # none of one word may be changed
+        "capitalized": 0.7,  # one of three
+        "acronym": 0.5,
+        "inner capitals": 0.5,
+        "non-ASCII letters": 0.5,
+        "digits or symbols": 0.5,
+    }
+
+
+def test_each_kind_of_word_has_a_threshold() -> None:
+    task, model = corrector(0.0)
+    assert {change.text for change in task.changes(model, ["teh Teh"])[0]} == {"teh", "Teh"}
+    task.restore({**dict.fromkeys(KINDS, 0.0), "capitalized": 1.0})
+    assert {change.text for change in task.changes(model, ["teh Teh"])[0]} == {"teh"}
+
+
+def test_kept_words_are_not_changed(tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("villiage\n", encoding="utf-8")
+    task, model = corrector(0.0)
+    kept = CandidateCorrection(SecConfig(keep_words=["teh", str(names)]))
+    kept._inputs = task._inputs
+    kept.restore(task.state())
+    text = "Teh caat's villiage, teh-caat."
+    assert {change.text for change in task.changes(model, [text])[0]} == set(text.split())
+    assert {change.text for change in kept.changes(model, [text])[0]} == {"caat's"}
+    assert task.data_fingerprint() is None
+    assert kept.data_fingerprint() == "a41f5b5df25ea0c4"
+
+
 def test_probabilities_and_the_logit_of_an_error() -> None:
     scores = torch.tensor([2.0, 0.0, 1.0, 0.5, -0.5])
     rows, words = torch.tensor([1, 1, 1, 2, 2]), torch.tensor([[1, 2], [2, 0]])
