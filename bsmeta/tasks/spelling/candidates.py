@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -114,6 +114,7 @@ class Form:
     features: np.ndarray  # float32 [candidates, FORM_FEATURES + lists]
     hashes: np.ndarray  # uint64 [2, candidates], of the first and the last word, folded
     logs: np.ndarray  # float32 [candidates], log frequency of the first word
+    numbers: np.ndarray  # int64 [candidates], of the first word in the context model
     capitals: np.ndarray  # bool [candidates], whether it begins with a capital
 
     @property
@@ -144,10 +145,17 @@ class Candidates:
         lexicon: The known words.
         hidden_misspellings: Share of the known misspellings to ignore. Training errors are drawn
             from them, so otherwise every error would be known in training.
+        find_numbers: Returns the numbers of words in a context model.
     """
 
-    def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        hidden_misspellings: float = 0.0,
+        find_numbers: Callable[[Sequence[str]], np.ndarray] | None = None,
+    ) -> None:
         self._lexicon = lexicon
+        self._find_numbers = find_numbers
         self._hidden = hidden_misspellings
         self._forms: dict[tuple[str, bool], Form] = {}
 
@@ -278,6 +286,7 @@ class Candidates:
                 ]
             ),
             logs=np.array([self.compute_log_frequency(row.first) for row in rows], np.float32),
+            numbers=self._number_words([row.first for row in rows]),
             capitals=np.array([row.text[:1].isupper() for row in rows]),
         )
 
@@ -315,8 +324,14 @@ class Candidates:
             features=features,
             hashes=np.zeros((2, 2), np.uint64),
             logs=np.full(2, UNKNOWN_LOG_FREQUENCY, np.float32),
+            numbers=np.zeros(2, np.int64),
             capitals=np.zeros(2, bool),
         )
+
+    def _number_words(self, words: Sequence[str]) -> np.ndarray:
+        if self._find_numbers is None:
+            return np.zeros(len(words), np.int64)
+        return self._find_numbers(words)
 
     def _choose_near_words(
         self, core: str, near: np.ndarray, corrections: Sequence[str]

@@ -99,6 +99,9 @@ class SmallModelConfig:
     """attention heads; they must divide width"""
     dropout: float = key(0.1, at_least=0, below=1)
     """dropout"""
+    context_width: int = key(96, at_least=0)
+    """width of the language model that scores candidates between their neighbors, trained on the
+    counted texts (0: none)"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.data.text.tokenizer import fingerprint_tokenizer
 from bsmeta.tasks.spelling.candidates import Candidates, Form
+from bsmeta.tasks.spelling.context import OTHER, ContextModel
 from bsmeta.tasks.spelling.lexicon import (
     BOUNDARY,
     Lexicon,
@@ -33,7 +34,9 @@ PAIR_WEIGHT = 30.0
 TRIPLE_WEIGHT = 4.0
 
 CONTEXT_FEATURES = 17  # number of the features of a candidate in its context
+MODEL_FEATURES = 4  # number of further ones if there is a context model
 MIN_FREQUENCY = 1e-7  # the frequency of an unknown neighbor
+OTHER_LOG_SHARE = -3.0  # log share of the words without an embedding in a context model
 NONE_SCORE = -60.0  # the score of the row that stands for all other words
 MAX_WINDOW_WORDS = 64  # words that a window of the small model judges, as in training
 WINDOW_OVERLAP = 8  # words read before and after them, where a window does not end a sentence
@@ -88,20 +91,31 @@ class CandidateInputs:
     Args:
         lexicon: The words, and the counts of their neighbors.
         hidden_misspellings: In training, the share of the known misspellings that are hidden.
+        context_model: Scores candidates between their neighbors; None: without such features.
     """
 
     measure = "words"  # identifies how the lengths of texts are computed; a JSON value
 
-    def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        hidden_misspellings: float = 0.0,
+        context_model: ContextModel | None = None,
+    ) -> None:
         self._lexicon = lexicon
-        self._candidates = Candidates(lexicon)
-        self._training_candidates = Candidates(lexicon, hidden_misspellings)
+        self._context_model = context_model
+        find_numbers = None if context_model is None else context_model.find_numbers
+        self._candidates = Candidates(lexicon, find_numbers=find_numbers)
+        self._training_candidates = Candidates(lexicon, hidden_misspellings, find_numbers)
         self._parsed_words: dict[str, _ParsedWord] = {}
 
     @property
     def features(self) -> int:
         """Number of features of a candidate."""
-        return self._candidates.feature_count + CONTEXT_FEATURES
+        context_features = CONTEXT_FEATURES
+        if self._context_model is not None:
+            context_features += MODEL_FEATURES
+        return self._candidates.feature_count + context_features
 
     def find_unknown_script(self, word: str) -> str:
         """Returns the script of a word if the lexicon does not have it; otherwise ""."""
@@ -147,6 +161,8 @@ class CandidateInputs:
     def write(self, folder: Path) -> None:
         """Writes the files from which the inputs are built, beside a model."""
         self._lexicon.write(folder)
+        if self._context_model is not None:
+            self._context_model.write(folder)
 
     def make_tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
         """Makes the input tensors of texts.
@@ -255,10 +271,44 @@ class CandidateInputs:
             has_capital & capital_after,
             is_first & capital_before,
             is_first & capital_after,
+            *self._compute_model_features(sequence, forms, words, first, logs),
         ]
         features = np.stack(columns, 1).astype(np.float32)
         features[is_none] = 0
         return features
+
+    def _compute_model_features(
+        self,
+        sequence: _Sequence,
+        forms: Sequence[Form],
+        words: np.ndarray,
+        first: np.ndarray,
+        logs: np.ndarray,
+    ) -> list[np.ndarray]:
+        """Computes the features of the context model, `MODEL_FEATURES` columns; see `_compute_fit`.
+
+        Args:
+            first: The first row of each word: int64 [words].
+        """
+        model = self._context_model
+        if model is None:
+            return []
+
+        numbers = np.concatenate([form.numbers for form in forms])
+        neighbors = model.find_numbers(sequence.names)[sequence.numbers]
+        score = model.score(model.predict(neighbors, sequence.positions), words, numbers)
+        # A word without an embedding has its share of the probability of all such words.
+        score = np.where(numbers == OTHER, score + logs - OTHER_LOG_SHARE, score)
+
+        others = score.copy()
+        others[first + 1] = NONE_SCORE
+        best_score = np.maximum.reduceat(others, first)[words]
+        return [
+            score / 8,
+            (score - score[first][words]) / 8,
+            (score - best_score) / 8,
+            (score - logs) / 4,
+        ]
 
     def _compute_fit(
         self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, logs: np.ndarray
