@@ -46,11 +46,10 @@ INITIAL_EDIT_COST = 0.5
 """Additional cost, in edits, of another first letter, which is rarely misspelled."""
 MAX_CACHED_FORMS = 200_000
 
-
 # Limits of a word with inner capitals that has candidates
 MAX_INNER_CAPITALS = 2
-MIN_SMALL_LETTERS = 2  # lower-case letters
-MIN_SMALL_LETTERS_OF_TWO_EDITS = 3  # lower-case letters, if an edit does not remove a capital
+MIN_SMALL_LETTERS = 2  # other letters; one more in a capitalized word
+MIN_SMALL_LETTERS_OF_TWO_EDITS = 3  # other letters, if an edit does not remove a capital
 
 MAX_COMMON_CAPITAL_SHARE = 0.1
 """Maximum share of capitalized occurrences of a word that is usually in lower case."""
@@ -375,19 +374,23 @@ class Candidates:
         """Returns whether a folded word may replace a word with unusual characters.
 
         These words are mostly names. If the words of the lexicon have no accents, a word with
-        accents may only lose or change them. The edits of a word with inner capitals must remove
-        these, or move one to its start; a word of four letters may have one edit more.
+        accents may only lose or change them, if it is in lower case. The edits of a word with inner
+        capitals must remove these, or move one to its start; a word of four letters may have one
+        edit more.
         """
+        if core.isascii() and core[1:].islower():
+            return True
+
         key = fold_word(core)
         if self._has_few_accents and not key.isascii():
-            is_plain = core.islower() or self._is_common(other)
-            return is_plain and remove_accents(other) == remove_accents(key)
+            return core.islower() and remove_accents(other) == remove_accents(key)
 
         if has_inner_capital(core) and not core.isupper():
             inner = _lower_inner_word(core)
             capitals = sum(map(str.isupper, inner))
             small_letters = len(inner) - capitals
-            if capitals > MAX_INNER_CAPITALS or small_letters < MIN_SMALL_LETTERS:
+            min_small_letters = MIN_SMALL_LETTERS + core[0].isupper()
+            if capitals > MAX_INNER_CAPITALS or small_letters < min_small_letters:
                 return False
             if other == key:
                 return self._is_common(other)

@@ -35,8 +35,8 @@ MIN_PART_TOKENS = 512
 MAX_SHARES = 64  # limit on the parts of a step, unless batch_shares is set
 
 CORRECTION = "correction.json"
-"""File in the folder of a model of `sec`: the probability thresholds of its corrections
-by kind of word (null: 0.5).
+"""File in the folder of a model of `sec`: the probability thresholds of its corrections, by kind
+of word (null: 0.5).
 """
 
 VARIANTS = {

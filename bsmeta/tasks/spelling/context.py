@@ -232,10 +232,13 @@ def _train_network(sequence: np.ndarray, boundary: int, size: int, width: int) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         network = _Network(np.maximum(counts, 0.1), width)
-    noise = torch.from_numpy(counts**0.75 / (counts**0.75).sum())
-    log_noise = (noise * _NEGATIVES).clamp(min=1e-9).log().float()
 
     positions = np.flatnonzero(sequence != boundary)
+    if not len(positions):
+        return network
+
+    noise = torch.from_numpy(counts**0.75 / (counts**0.75).sum())
+    log_noise = (noise * _NEGATIVES).clamp(min=1e-9).log().float()
     batch_words = min(max(len(positions) // _MIN_EPOCH_STEPS, 1), _BATCH_WORDS)
     steps = _EPOCHS * (len(positions) // batch_words)
     optimizer = torch.optim.Adam(network.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.98))

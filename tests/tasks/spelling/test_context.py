@@ -50,6 +50,12 @@ def test_words_without_an_embedding_share_a_number(model: ContextModel) -> None:
     assert OTHER not in model.find_numbers(["the", BOUNDARY, "0"])
 
 
+def test_a_model_without_texts_knows_no_word() -> None:
+    model = train_context_model([], 8)
+    assert model.find_numbers(["the"]).tolist() == [OTHER]
+    assert np.isfinite(score_words(model, "the cat", 0, ["the", "dog"])).all()
+
+
 def test_neighbors_end_with_the_sentence() -> None:
     sequence = np.array([0, 5, 6, 7, 0, 8, 9, 0])
     assert find_neighbors(sequence, np.array([2, 5]), 0).tolist() == [

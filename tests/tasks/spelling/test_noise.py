@@ -44,8 +44,10 @@ def test_known_misspellings_carry_the_case_and_keep_the_punctuation() -> None:
 
 def test_misspelled_words_may_lose_their_capitals() -> None:
     lost = noise("realistic", learned_characters=False, lost_case=1.0)
-    found = lost.corrupt("Their London LONDON Heir", seed=1, epoch=0, sample=0).split()
-    assert found[1:] == ["lonodn", "lonodn", "Heir"]  # what is not misspelled keeps them
+    found = lost.corrupt("Their London RECEIVE Heir", seed=1, epoch=0, sample=0).split()
+    assert found[1] == "lonodn"
+    assert found[2] in ("recieve", "receeve")
+    assert found[3] == "Heir"  # what is not misspelled keeps them
     assert found[0] in ("thier", "there")
 
 
