@@ -31,8 +31,10 @@ def main() -> None:
     parser.add_argument("--misspellings", default="codespell")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    noise = NoiseConfig(misspellings=arguments.misspellings, clean_share=arguments.clean_share)
-    config = SedWordsConfig(max_characters=256, min_prose_share=0.8, noise=noise)
+    noise_config = NoiseConfig(
+        misspellings=arguments.misspellings, clean_share=arguments.clean_share
+    )
+    config = SedWordsConfig(max_characters=256, min_prose_share=0.8, noise=noise_config)
     distinct = [*dict.fromkeys(sample.source for sample in read_samples(config, arguments.texts))]
     correct = distinct[:: max(1, len(distinct) // arguments.lines)][: arguments.lines]
 

@@ -10,7 +10,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -375,19 +375,20 @@ class WordDetection(SpellingTask):
         model: nn.Module,
         texts: Sequence[Sequence[str]],
         context: Processes,
-        kept_words: Container[str] = (),
+        kept_words: KeptWords | None = None,
     ) -> list[np.ndarray]:
         """Computes the logits of the units of each text.
 
         Args:
-            kept_words: Words that have no error.
+            kept_words: Words that are never flagged.
         """
         budget = self._config.batch_max_length
         rows = detector.compute_logits_of_words(model, self._inputs, texts, budget, context)
         logits: list[np.ndarray] = []
         for words, row in zip(texts, rows, strict=True):
-            is_kept = np.array([word in kept_words for word in words], bool)
-            row[is_kept] = np.minimum(row[is_kept], detector.NO_ERROR_LOGIT)
+            if kept_words:
+                is_kept = np.array([word in kept_words for word in words], bool)
+                row[is_kept] = np.minimum(row[is_kept], detector.NO_ERROR_LOGIT)
             logits.append(self._judge_units(row))
         return logits
 
