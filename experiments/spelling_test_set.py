@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bsmeta.core.process import run_and_report
@@ -19,7 +20,7 @@ from bsmeta.tasks.spelling.samples import make_noise, read_samples
 
 
 def main() -> None:
-    """Reads the texts, and writes the test set."""
+    """Reads the texts, misspells some of them evenly over the files, and writes the test set."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("texts", nargs="+", type=Path, help=".txt or .jsonl, also .gz")
     parser.add_argument("--out", type=Path, required=True)
@@ -30,29 +31,38 @@ def main() -> None:
     parser.add_argument("--misspellings", default="codespell")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    noise = NoiseConfig(misspellings=arguments.misspellings, clean_share=arguments.clean_share)
-    config = SedWordsConfig(max_characters=256, min_prose_share=0.8, noise=noise)
-    found = dict.fromkeys(sample.source for sample in read_samples(config, arguments.texts))
-    # Evenly over the pages.
-    right = [*found][:: max(1, len(found) // arguments.lines)][: arguments.lines]
-    corrupt = make_noise(config).corrupt
-    wrong = [
-        corrupt(text, seed=arguments.seed, epoch=0, sample=number)
-        for number, text in enumerate(right)
+    noise_config = NoiseConfig(
+        misspellings=arguments.misspellings, clean_share=arguments.clean_share
+    )
+    config = SedWordsConfig(max_characters=256, min_prose_share=0.8, noise=noise_config)
+    distinct = [*dict.fromkeys(sample.source for sample in read_samples(config, arguments.texts))]
+    correct = distinct[:: max(1, len(distinct) // arguments.lines)][: arguments.lines]
+
+    noise = make_noise(config)
+    corrupt = [
+        noise.corrupt(text, seed=arguments.seed, epoch=0, sample=number)
+        for number, text in enumerate(correct)
     ]
-    pairs = (zip(a.split(), b.split(), strict=True) for a, b in zip(wrong, right, strict=True))
-    labels = [[int(word != other) for word, other in pair] for pair in pairs]
+    labels = [
+        [int(word != right) for word, right in zip(line.split(), text.split(), strict=True)]
+        for line, text in zip(corrupt, correct, strict=True)
+    ]
+
     answers = {
         "sed_words": [" ".join(map(str, flags)) for flags in labels],
         "sed_sequence": [str(int(any(flags))) for flags in labels],
-        "sec": right,
+        "sec": correct,
     }
-    for task, correct in answers.items():
+    for task, answer_lines in answers.items():
         folder = arguments.out / task / arguments.group / arguments.split
         folder.mkdir(parents=True, exist_ok=True)
-        for name, lines in (("corrupt", wrong), ("correct", correct)):
-            (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{len(right):,} lines for each task in {arguments.out}")
+        _write_lines(folder / "corrupt.txt", corrupt)
+        _write_lines(folder / "correct.txt", answer_lines)
+    print(f"{len(correct):,} lines for each task in {arguments.out}")
+
+
+def _write_lines(file: Path, lines: Sequence[str]) -> None:
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ class Spelling(_ModelAnnotator):
     """
 
     name = "spelling"
-    version = 2
+    version = 3
     columns = ("metadata_spelling",)
     key = "spelling_model"
     use = "flag_words"

@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bsmeta.data.text.sentences import cut_text
@@ -28,47 +29,58 @@ ALIGNED_LINES = 300
 CHUNK = 512
 
 
-def rate(amount: int, action: Callable[[], object], rounds: int) -> int:
-    """What an action gets through per CPU second: the median of some rounds."""
-    found = []
+def measure_rate(amount: int, action: Callable[[], object], rounds: int) -> int:
+    """Returns the amount that an action processes per CPU second: the median of the rounds."""
+    rates: list[float] = []
     for _ in range(rounds):
         start = time.process_time()
         action()
-        found.append(amount / (time.process_time() - start))
-    return round(statistics.median(found))
+        rates.append(amount / (time.process_time() - start))
+    return round(statistics.median(rates))
 
 
-def corrupted(lines: list[str], noise: Noise) -> list[str]:
-    """The lines with noise."""
-    return [noise.corrupt(line, seed=0, epoch=0, sample=i) for i, line in enumerate(lines)]
+def corrupt_lines(lines: list[str], noise: Noise) -> list[str]:
+    """Misspells words of each line."""
+    return [
+        noise.corrupt(line, seed=0, epoch=0, sample=number) for number, line in enumerate(lines)
+    ]
 
 
-def measure(lines: list[str], misspellings: str, rounds: int) -> dict[str, int]:
-    """The rates of all parts."""
-    words, characters = sum(len(line.split()) for line in lines), sum(map(len, lines))
+def measure_parts(lines: list[str], misspellings: str, rounds: int) -> dict[str, int]:
+    """Measures the rates of the noise, the metrics, the division into chunks and the dictionary."""
+    words = sum(len(line.split()) for line in lines)
+    characters = sum(map(len, lines))
     known = load_misspellings(misspellings)
-    found = {}
+
+    rates: dict[str, int] = {}
     for method in ("artificial", "realistic", "mixed"):
         noise = Noise(NoiseConfig(method=method), known)
-        found[f"noise_{method}_words"] = rate(words, lambda: corrupted(lines, noise), rounds)  # noqa: B023
-    wrong = corrupted(lines, noise)[:ALIGNED_LINES]
-    right = lines[:ALIGNED_LINES]
-    aligned = sum(len(line.split()) for line in right)
-    found["metrics_words"] = rate(
-        aligned, lambda: count_correction_outcomes(wrong, right, right), rounds
+        corrupt = partial(corrupt_lines, lines, noise)
+        rates[f"noise_{method}_words"] = measure_rate(words, corrupt, rounds)
+
+    corrupted = corrupt_lines(lines, noise)[:ALIGNED_LINES]
+    correct = lines[:ALIGNED_LINES]
+    aligned_words = sum(len(line.split()) for line in correct)
+    rates["metrics_words"] = measure_rate(
+        aligned_words, lambda: count_correction_outcomes(corrupted, correct, correct), rounds
     )
-    found["cut_characters"] = rate(characters, lambda: cut_text("\n".join(lines), CHUNK), rounds)
+    rates["cut_characters"] = measure_rate(
+        characters, lambda: cut_text("\n".join(lines), CHUNK), rounds
+    )
+
     dictionary = Dictionary()
-    found["flag_characters"] = rate(characters, lambda: list(map(dictionary.flags, lines)), rounds)
-    dictionary.correct_word.cache_clear()
-    found["correct_characters"] = rate(
-        sum(map(len, wrong)), lambda: list(map(dictionary.correct, wrong)), 1
+    rates["flag_characters"] = measure_rate(
+        characters, lambda: [dictionary.flags(line) for line in lines], rounds
     )
-    return found
+    dictionary.correct_word.cache_clear()
+    rates["correct_characters"] = measure_rate(
+        sum(map(len, corrupted)), lambda: [dictionary.correct(line) for line in corrupted], 1
+    )
+    return rates
 
 
 def measure_model(lines: list[str], checkpoint: str, rounds: int) -> dict[str, int]:
-    """The rate of a trained model, with one thread."""
+    """Measures the rate of a trained model with one thread, on lines and on a single line."""
     import torch
 
     from bsmeta.tasks.checkpoints import open_task
@@ -79,8 +91,14 @@ def measure_model(lines: list[str], checkpoint: str, rounds: int) -> dict[str, i
     if not isinstance(task, ChangesText):
         raise SystemExit(f"--checkpoint {checkpoint}: its task does not change texts")
     model = task.load(folder).eval()
+    long_line = " ".join(lines)
     return {
-        "predict_characters": rate(sum(map(len, lines)), lambda: task.changes(model, lines), rounds)
+        "predict_characters": measure_rate(
+            sum(map(len, lines)), lambda: task.changes(model, lines), rounds
+        ),
+        "predict_characters_of_a_long_line": measure_rate(
+            len(long_line), lambda: task.changes(model, [long_line]), rounds
+        ),
     }
 
 
@@ -95,10 +113,10 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.lines]
     if arguments.checkpoint is not None:
-        found = measure_model(lines, arguments.checkpoint, arguments.rounds)
+        rates = measure_model(lines, arguments.checkpoint, arguments.rounds)
     else:
-        found = measure(lines, arguments.misspellings, arguments.rounds)
-    print(json.dumps(found))
+        rates = measure_parts(lines, arguments.misspellings, arguments.rounds)
+    print(json.dumps(rates))
 
 
 if __name__ == "__main__":

@@ -28,44 +28,44 @@ from bsmeta.tasks.spelling.task import WordDetection
 ONE_BUCKET = 1_000_000
 
 
-def task_of(config: SpellingConfig) -> WordDetection | CandidateCorrection:
-    """The task of a configuration."""
+def make_task(config: SpellingConfig) -> WordDetection | CandidateCorrection:
+    """Makes the task of a configuration."""
     if isinstance(config, SedWordsConfig):
         return WordDetection(config)
     assert isinstance(config, SecConfig)
     return CandidateCorrection(config)
 
 
-def measure(config: SpellingConfig, steps: int) -> dict[str, Any]:
-    """Padding share of an epoch, and tokens per CPU second over some of its steps.
+def measure_batches(config: SpellingConfig, steps: int) -> dict[str, Any]:
+    """Measures the padding of an epoch, and the tokens per CPU second of some of its steps.
 
     Args:
-        config: The run.
-        steps: Steps to train on.
+        config: The configuration of the run.
+        steps: Number of steps to train on.
     """
-    task = task_of(config)
+    task = make_task(config)
     torch.manual_seed(0)
     model = task.build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    epoch = task.steps_per_epoch(1)
-    batches = [
-        step.micro_batches[0] for step in itertools.islice(task.train_stream(0, 1, None), epoch)
-    ]
+    epoch_steps = task.steps_per_epoch(1)
+    stream = itertools.islice(task.train_stream(0, 1, None), epoch_steps)
+    batches = [step.micro_batches[0] for step in stream]
     tokens = sum(batch.tokens for batch in batches)
     padding = sum(batch.padding for batch in batches)
+
     # Evenly over the epoch, whose steps are in random order; the first warms up.
-    chosen = batches[:: max(1, epoch // (steps + 1))][: steps + 1]
-    rates = [train(task, model, optimizer, batch) for batch in chosen][1:]
+    chosen = batches[:: max(1, epoch_steps // (steps + 1))][: steps + 1]
+    rates = [train_on_batch(task, model, optimizer, batch) for batch in chosen][1:]
     return {
-        "steps": epoch,
+        "steps": epoch_steps,
         "padding_share": round(padding / (tokens + padding), 4),
-        "filled_share": round(tokens / (epoch * config.batch_max_length), 4),
+        "filled_share": round(tokens / (epoch_steps * config.batch_max_length), 4),
         "tokens_per_cpu_second": round(statistics.median(rates)),
         "largest_step": max(batch.tokens + batch.padding for batch in batches),
     }
 
 
-def train(
+def train_on_batch(
     task: WordDetection | CandidateCorrection,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -102,9 +102,10 @@ def main() -> None:
                     bucket_span=span,
                     small_model=SmallModelConfig(width=128, layers=2),
                 )
-                found = measure(config, arguments.steps)
+                measurements = measure_batches(config, arguments.steps)
                 name = "one bucket" if span == ONE_BUCKET else f"buckets of {span}"
-                print(json.dumps({"task": config.task, "batches": name, **found}), flush=True)
+                row = {"task": config.task, "batches": name, **measurements}
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

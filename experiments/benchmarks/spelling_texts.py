@@ -25,27 +25,31 @@ from typing import Any
 def main(senses: Path, addresses: Path, folder: Path) -> None:
     """Writes the three files."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "semcor.txt", (line["sentence"] for line in _lines(senses / "train.jsonl.gz")))
+    sentences = (line["sentence"] for line in _read_records(senses / "train.jsonl.gz"))
+    _write_texts(folder / "semcor.txt", sentences)
+
     with addresses.open(newline="", encoding="utf-8") as file:
-        _write(folder / "addresses.txt", (row["text"] for row in csv.DictReader(file)))
-    profiles = _lines(senses / "profiles.jsonl.gz")
-    _write(folder / "glosses.txt", (sentences(profile["description"]) for profile in profiles))
+        _write_texts(folder / "addresses.txt", (row["text"] for row in csv.DictReader(file)))
+
+    profiles = _read_records(senses / "profiles.jsonl.gz")
+    glosses = (format_gloss(profile["description"]) for profile in profiles)
+    _write_texts(folder / "glosses.txt", glosses)
 
 
-def sentences(gloss: str) -> str:
-    """The parts of a gloss (`a unit; "the team is a unit"`), each as a sentence."""
+def format_gloss(gloss: str) -> str:
+    """Formats the parts of a gloss (`a unit; "the team is a unit"`) as sentences."""
     parts = (part.strip().strip('"').strip() for part in gloss.split(";"))
     return " ".join(
         part[0].upper() + part[1:] + "." * (part[-1] not in ".!?") for part in parts if part
     )
 
 
-def _lines(path: Path) -> Iterator[Any]:
+def _read_records(path: Path) -> Iterator[Any]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
-def _write(path: Path, texts: Iterable[str]) -> None:
+def _write_texts(path: Path, texts: Iterable[str]) -> None:
     path.write_text("".join(" ".join(text.split()) + "\n" for text in texts), encoding="utf-8")
 
 

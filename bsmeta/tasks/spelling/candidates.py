@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from rapidfuzz.distance import OSA, Indel, Levenshtein
 from bsmeta.data.text.sentences import Span, divide_compound
 from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold_word, hash_words, parse_token
 from bsmeta.tasks.spelling.noise import remove_accents
+from bsmeta.tasks.spelling.word_kinds import has_inner_capital
 from bsmeta.tasks.spelling.word_parts import find_word_runs, is_word, measure_elision
 
 MAX_COMPARED_WORDS = 300
@@ -44,6 +45,15 @@ EDIT_COST = 5.0
 INITIAL_EDIT_COST = 0.5
 """Additional cost, in edits, of another first letter, which is rarely misspelled."""
 MAX_CACHED_FORMS = 200_000
+
+# Limits of a word with inner capitals that has candidates
+MAX_INNER_CAPITALS = 2
+MIN_SMALL_LETTERS = 2  # other letters; one more in a capitalized word
+MIN_SMALL_LETTERS_OF_TWO_EDITS = 3  # other letters, if an edit does not remove a capital
+
+MAX_COMMON_CAPITAL_SHARE = 0.1
+"""Maximum share of capitalized occurrences of a word that is usually in lower case."""
+_FREQUENT_WORDS = 50_000  # words from which letters are counted
 
 SPLIT_COST = 12.0
 """Cost of a missing space, in nats of word frequency."""
@@ -103,6 +113,7 @@ class Form:
     features: np.ndarray  # float32 [candidates, FORM_FEATURES + lists]
     hashes: np.ndarray  # uint64 [2, candidates], of the first and the last word, folded
     logs: np.ndarray  # float32 [candidates], log frequency of the first word
+    numbers: np.ndarray  # int64 [candidates], of the first word in the context model
     capitals: np.ndarray  # bool [candidates], whether it begins with a capital
 
     @property
@@ -133,10 +144,17 @@ class Candidates:
         lexicon: The known words.
         hidden_misspellings: Share of the known misspellings to ignore. Training errors are drawn
             from them, so otherwise every error would be known in training.
+        find_numbers: Returns the numbers of words in a context model.
     """
 
-    def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        hidden_misspellings: float = 0.0,
+        find_numbers: Callable[[Sequence[str]], np.ndarray] | None = None,
+    ) -> None:
         self._lexicon = lexicon
+        self._find_numbers = find_numbers
         self._hidden = hidden_misspellings
         self._forms: dict[tuple[str, bool], Form] = {}
 
@@ -267,6 +285,7 @@ class Candidates:
                 ]
             ),
             logs=np.array([self.compute_log_frequency(row.first) for row in rows], np.float32),
+            numbers=self._number_words([row.first for row in rows]),
             capitals=np.array([row.text[:1].isupper() for row in rows]),
         )
 
@@ -279,7 +298,10 @@ class Candidates:
         key = fold_word(core)
         rows = [_Row(core, key, key, _KEEP), _Row("", "", "", _NONE)]
 
-        for other, distance in {key: 0, **distances}.items():
+        others = distances
+        if self._may_replace(core, key):
+            others = {key: 0, **distances}
+        for other, distance in others.items():
             has_capital = self._compute_capital_share(other) > MIN_CAPITAL_SHARE
             for text in _list_cased_forms(core, other, with_capital=is_start or has_capital):
                 if not _are_equivalent(text, core):
@@ -301,8 +323,14 @@ class Candidates:
             features=features,
             hashes=np.zeros((2, 2), np.uint64),
             logs=np.full(2, UNKNOWN_LOG_FREQUENCY, np.float32),
+            numbers=np.zeros(2, np.int64),
             capitals=np.zeros(2, bool),
         )
+
+    def _number_words(self, words: Sequence[str]) -> np.ndarray:
+        if self._find_numbers is None:
+            return np.zeros(len(words), np.int64)
+        return self._find_numbers(words)
 
     def _choose_near_words(
         self, core: str, near: np.ndarray, corrections: Sequence[str]
@@ -334,12 +362,53 @@ class Candidates:
 
         candidates: dict[str, int] = {}
         for index in np.argsort(-scores, kind="stable")[: self._choose_max_near(key)]:
-            if scores[index] > -np.inf:
-                candidates[words[near[index]]] = int(distances[index])
+            word = words[near[index]]
+            if scores[index] > -np.inf and self._may_replace(core, word):
+                candidates[word] = int(distances[index])
         for word in corrections:
-            if word not in candidates:
+            if word not in candidates and self._may_replace(core, word):
                 candidates[word] = OSA.distance(word, key)
         return candidates
+
+    def _may_replace(self, core: str, other: str) -> bool:
+        """Returns whether a folded word may replace a word with unusual characters.
+
+        These words are mostly names. If the words of the lexicon have no accents, a word with
+        accents may only lose or change them, if it is in lower case. The edits of a word with inner
+        capitals must remove these, or move one to its start; a word of four letters may have one
+        edit more.
+        """
+        if core.isascii() and core[1:].islower():
+            return True
+
+        key = fold_word(core)
+        if self._has_few_accents and not key.isascii():
+            return core.islower() and remove_accents(other) == remove_accents(key)
+
+        if has_inner_capital(core) and not core.isupper():
+            inner = _lower_inner_word(core)
+            capitals = sum(map(str.isupper, inner))
+            small_letters = len(inner) - capitals
+            min_small_letters = MIN_SMALL_LETTERS + core[0].isupper()
+            if capitals > MAX_INNER_CAPITALS or small_letters < min_small_letters:
+                return False
+            if other == key:
+                return self._is_common(other)
+            if other == key[1] + key[0] + key[2:]:  # `hTe`
+                return core[1].isupper()
+            max_distance = capitals + (small_letters >= MIN_SMALL_LETTERS_OF_TWO_EDITS)
+            return OSA.distance(other, inner) <= max_distance
+        return True
+
+    def _is_common(self, key: str) -> bool:
+        """Returns whether a folded word is known from the texts, and usually in lower case."""
+        return self._compute_capital_share(key) < MAX_COMMON_CAPITAL_SHARE
+
+    @cached_property
+    def _has_few_accents(self) -> bool:
+        """Whether fewer than 1% of the frequent words have non-ASCII letters, as in English."""
+        words = self._lexicon.words[:_FREQUENT_WORDS]
+        return sum(not word.isascii() for word in words) < 0.01 * len(words)
 
     def _choose_max_near(self, key: str) -> int:
         """Returns the maximum number of near words that become candidates of a folded word."""
@@ -454,9 +523,9 @@ class Candidates:
 
     @cached_property
     def _letter_counts(self) -> Counter[str]:
-        """Counts of letter bigrams and trigrams in the 50,000 most frequent words."""
+        """Counts of letter bigrams and trigrams in the most frequent words."""
         counts: Counter[str] = Counter()
-        for word in self._lexicon.words[:50_000]:
+        for word in self._lexicon.words[:_FREQUENT_WORDS]:
             framed = f" {word} "
             for i in range(len(framed) - 2):
                 counts[framed[i : i + 3]] += 1

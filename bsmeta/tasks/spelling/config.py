@@ -35,7 +35,8 @@ MIN_PART_TOKENS = 512
 MAX_SHARES = 64  # limit on the parts of a step, unless batch_shares is set
 
 CORRECTION = "correction.json"
-"""File in the folder of a model of `sec`: the probability threshold of its corrections (null: 0.5).
+"""File in the folder of a model of `sec`: the probability thresholds of its corrections, by kind
+of word (null: 0.5).
 """
 
 VARIANTS = {
@@ -98,6 +99,9 @@ class SmallModelConfig:
     """attention heads; they must divide width"""
     dropout: float = key(0.1, at_least=0, below=1)
     """dropout"""
+    context_width: int = key(96, at_least=0)
+    """width of the language model that scores candidates between their neighbors, trained on the
+    counted texts (0: none)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +168,10 @@ class SpellingConfig(RunConfig):
     hidden_misspellings: float = key(0.8, at_least=0, at_most=1)
     """small model: share of the known misspellings (noise.misspellings) hidden from it in training,
     because other texts have errors that are in no list"""
+    keep_words: list[str] = key([])
+    """words that are never flagged or changed, or files of a word per line (names that end in
+    .txt); a word in lower case also stands for its capitalized forms (predict.py:
+    '+overrides.keep_words=[WORD, FILE.txt]')"""
     dictionary: str | None = key(None, is_path=True)
     """words of the dictionary baseline, a file of lines `word count`; null: symspellpy"""
 
@@ -215,6 +223,9 @@ class SecConfig(SpellingConfig):
     most_false_alarms: float = key(0.005, at_least=0, at_most=1)
     """candidates: largest share of the words of correct text that may be changed; the threshold of
     corrections has the best F1 within this limit, on the validation samples"""
+    most_kind_false_alarms: float = key(0.02, at_least=0, at_most=1)
+    """candidates: the same limit for each kind of word by its characters, such as capitalized words
+    and acronyms; the thresholds of the kinds that exceed it are higher"""
     num_beams: int = key(1, at_least=1)
     """seq2seq: beams of the search in `generate`; 1: greedy"""
     val_corrections: int = key(100, at_least=1)
@@ -324,8 +335,17 @@ def _find_file_problems(config: SpellingConfig) -> Iterator[Problem]:
         elif not os.path.isfile(name):
             expected = f"symspellpy, wordfreq, or {word_list}"
             yield describe_missing_file("word_lists", name, expected, "correct word_lists")
+    for name in filter(is_word_file, config.keep_words):
+        if not os.path.isfile(os.path.expanduser(name)):
+            expected = "a word, or a file of a word per line"
+            yield describe_missing_file("keep_words", name, expected, "correct keep_words")
     if config.dictionary is not None and not os.path.isfile(config.dictionary):
         yield describe_missing_file("dictionary", config.dictionary, word_list, "dictionary=null")
+
+
+def is_word_file(entry: str) -> bool:
+    """Returns whether an entry of `keep_words` is the name of a file."""
+    return entry.endswith(".txt")
 
 
 def _find_detector_problems(config: SecConfig) -> Iterator[Problem]:

@@ -34,6 +34,7 @@ from bsmeta.tasks.spelling.inputs import CandidateInputs, Rows, Words, make_row_
 from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
+from bsmeta.tasks.spelling.word_kinds import KINDS, find_word_kind
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric
@@ -128,14 +129,20 @@ class CandidateCorrection(Corrector):
         correct = [pair.correct for pair in pairs]
         choices = self._choose_corrections(model, sources, context)
         clean_choices = self._choose_corrections(model, correct, context)
-        self._chosen = find_best_threshold(
+        threshold = find_best_threshold(
             pairs, choices, clean_choices, self._config.most_false_alarms
+        )
+        self._chosen = raise_thresholds(
+            threshold, correct, clean_choices, self._config.most_kind_false_alarms
         )
 
         count = self._config.val_corrections
         counts = self._score_corrections(pairs[:count], choices[:count])
         is_changed = [
-            choice.probability > self._threshold for choice in chain.from_iterable(clean_choices)
+            self._is_made(word, choice)
+            for word, choice in zip(
+                chain.from_iterable(correct), chain.from_iterable(clean_choices), strict=True
+            )
         ]
         judged = Judged(
             counts, float(np.mean(is_changed)), self._compute_mean_loss(model, pairs, context)
@@ -230,14 +237,18 @@ class CandidateCorrection(Corrector):
 
     def _correct_text(self, text: Words, choices: Sequence[Choice]) -> str:
         return " ".join(
-            choice.text if choice.probability > self._threshold else word
+            choice.text if self._is_made(word, choice) else word
             for word, choice in zip(text, choices, strict=True)
         )
 
-    @property
-    def _threshold(self) -> float:
-        """The probability above which a correction is made; 0.5 until one is chosen."""
-        return 0.5 if self._chosen is None else self._chosen
+    def _is_made(self, word: str, choice: Choice) -> bool:
+        """Returns whether a correction is likely enough to be made.
+
+        The thresholds are 0.5 until they are chosen.
+        """
+        if self._chosen is None:
+            return choice.probability > 0.5
+        return choice.probability > self._chosen.get(find_word_kind(word), 1.0)
 
     def _find_line_changes(
         self, model: nn.Module, lines: Sequence[str], context: Processes
@@ -252,7 +263,7 @@ class CandidateCorrection(Corrector):
             for span, word, choice, may_change in zip(
                 find_words(line), text, line_choices, line_flags, strict=True
             ):
-                if may_change and choice.probability > self._threshold:
+                if may_change and self._is_made(word, choice):
                     changes.append(Correction(*span, word, choice.text))
             line_changes.append(changes)
         return line_changes
@@ -268,9 +279,9 @@ class CandidateCorrection(Corrector):
 
         file = folder / CORRECTION
         try:
-            threshold = parse_json(file.read_text(encoding="utf-8"))["threshold"]
-            if threshold is not None:  # otherwise, `finish` has chosen it after that checkpoint
-                self._chosen = float(threshold)
+            thresholds = parse_json(file.read_text(encoding="utf-8"))["thresholds"]
+            if thresholds is not None:  # otherwise, `finish` has chosen them after that checkpoint
+                self._chosen = {kind: float(thresholds[kind]) for kind in KINDS}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{file} cannot be read: {error}; expected model/ of a run of task=sec"
@@ -280,7 +291,7 @@ class CandidateCorrection(Corrector):
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._inputs.write(folder)
-        content = json.dumps({"threshold": self._chosen}) + "\n"
+        content = json.dumps({"thresholds": self._chosen}) + "\n"
         (folder / CORRECTION).write_text(content, encoding="utf-8")
         self._write_card(folder)
 
@@ -409,6 +420,31 @@ def find_best_threshold(
     # Halfway between the last correction that is made and the first that is not.
     following = ordered_scores[best + 1] if best + 1 < len(f1) else 0.0
     return max(lowest, float(ordered_scores[best] + following) / 2)
+
+
+def raise_thresholds(
+    threshold: float,
+    texts: Sequence[Words],
+    choices: Sequence[Sequence[Choice]],
+    most_false_alarms: float,
+) -> dict[str, float]:
+    """Returns the threshold of each kind of word, raised where a kind has too many false alarms.
+
+    Args:
+        threshold: The lowest threshold.
+        texts: Correct texts.
+        choices: The likeliest correction of each of their words.
+        most_false_alarms: The largest share of the words of a kind that may be changed.
+    """
+    kind_choices: dict[str, list[Choice]] = {kind: [] for kind in KINDS}
+    for text, text_choices in zip(texts, choices, strict=True):
+        for word, choice in zip(text, text_choices, strict=True):
+            if kind := find_word_kind(word):
+                kind_choices[kind].append(choice)
+    return {
+        kind: max(threshold, _find_lowest_threshold([choices_of_kind], most_false_alarms))
+        for kind, choices_of_kind in kind_choices.items()
+    }
 
 
 def _find_lowest_threshold(

@@ -86,6 +86,15 @@ def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections
     )
 
 
+def find_changed_words(text: str, corrected: str) -> set[int]:
+    """Returns the indices of the words of a text that its corrected form changes.
+
+    Args:
+        text, corrected: Words separated by one space.
+    """
+    return _find_edited_words(_find_edits(text, corrected), text, corrected).source
+
+
 def _find_edits(source: str, target: str) -> Iterator[_Edit]:
     """Yields the edits of an optimal alignment, from the last to the first.
 

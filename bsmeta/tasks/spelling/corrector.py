@@ -42,16 +42,23 @@ class Corrector(SpellingTask):
         return None if folder is None else detector.load_detector(Path(folder))
 
     def flags(self, texts: Sequence[Words], context: Processes) -> list[list[bool]]:
-        """Marks the words that may be changed: those that the detector flags, or all."""
+        """Marks the words that may be changed.
+
+        They are the words that the detector flags, or all, without those of `keep_words`.
+        """
+        flags = [[word not in self.kept_words for word in text] for text in texts]
         if self._detector is None:
-            return [[True] * len(text) for text in texts]
+            return flags
 
         model, inputs = self._detector
         budget = self._config.batch_max_length
         rows = detector.compute_logits_of_words(
             model.to(context.device), inputs, texts, budget, context
         )
-        return [(logits > 0).tolist() for logits in rows]
+        return [
+            (np.array(text_flags, bool) & (logits > 0)).tolist()
+            for text_flags, logits in zip(flags, rows, strict=True)
+        ]
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
         """Returns the corrections of each text; each of its lines is a text by itself."""

@@ -35,7 +35,8 @@ from bsmeta.models.pretrained import (
     load_exported,
 )
 from bsmeta.tasks.spelling.config import SpellingConfig
-from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Words
+from bsmeta.tasks.spelling.context import CONTEXT_FILE, ContextModel, train_context_model
+from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Window, Words
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import Noise, is_editable
 from bsmeta.tasks.spelling.samples import Table, is_small
@@ -49,7 +50,7 @@ NO_ERROR_LOGIT = np.float32(-15)
 
 
 class RankerConfig(PretrainedConfig):
-    """The shape of a `Ranker`: the number of features, and the fields of `SmallModelConfig`."""
+    """The shape of a `Ranker`: the number of features, and fields of `SmallModelConfig`."""
 
     model_type = "bsmeta_spelling_ranker"
 
@@ -269,7 +270,7 @@ def compute_word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -
 def run_in_windows(
     inputs: Inputs,
     texts: Sequence[Words],
-    run: Callable[[list[Words]], Sequence[Any]],
+    run: Callable[[list[Words]], Sequence[Sequence[Any] | np.ndarray]],
     budget: int,
     context: Processes,
 ) -> list[list[Any]]:
@@ -277,26 +278,28 @@ def run_in_windows(
 
     Args:
         texts: May be empty, or longer than the model can read.
-        run: Returns a result for each window of a batch.
+        run: Returns the results of the words of each window of a batch.
         budget: The maximum of the padded tokens of a batch.
 
     Returns:
-        For each text, the results of its windows; on every rank.
+        For each text, the results of its words, in a part for each window; on every rank.
     """
-    windows: list[Words] = []
+    windows: list[Window] = []
     window_texts: list[int] = []  # the number of the text of each window
     for number, words in enumerate(texts):
         for window in inputs.divide_windows(words):
             windows.append(window)
             window_texts.append(number)
 
-    batches = sort_into_budgeted_batches(inputs.measure_lengths(windows), budget)
+    lengths = inputs.measure_lengths([window.words for window in windows])
     window_results = run_on_all_ranks(
-        batches, lambda batch: run([windows[n] for n in batch]), context
+        sort_into_budgeted_batches(lengths, budget),
+        lambda batch: run([windows[number].words for number in batch]),
+        context,
     )
     results: list[list[Any]] = [[] for _ in texts]
-    for number, result in zip(window_texts, window_results, strict=True):
-        results[number].append(result)
+    for number, window, result in zip(window_texts, windows, window_results, strict=True):
+        results[number].append(result[window.judged])
     return results
 
 
@@ -394,15 +397,31 @@ def build_inputs(config: SpellingConfig, table: Table, noise: Noise) -> Inputs:
         tokenizer = _open_tokenizer(str(config.tokenizer_name or config.model_name))
         return TokenInputs(tokenizer, find_token_limit(_read_shape(config), tokenizer))
 
-    folder = Path(str(config.model_name))
-    if config.model_name is None:
-        lists = list(config.word_lists)
+    hidden = config.hidden_misspellings
+    if config.model_name is not None:
+        folder = Path(config.model_name)
+        return CandidateInputs(Lexicon.read(folder), hidden, _read_context_model(folder))
 
-        def count(texts: Iterator[str], folder: Path) -> None:
-            build_lexicon(texts, lists, noise.misspellings).write(folder)
+    lists = list(config.word_lists)
 
-        folder = table.open_counts([lists, noise.misspellings_hash], count)
-    return CandidateInputs(Lexicon.read(folder), config.hidden_misspellings)
+    def count(texts: Iterator[str], folder: Path) -> None:
+        build_lexicon(texts, lists, noise.misspellings).write(folder)
+
+    lexicon = Lexicon.read(table.open_counts([lists, noise.misspellings_hash], count))
+    width = config.small_model.context_width
+    if not width:
+        return CandidateInputs(lexicon, hidden)
+
+    def train(texts: Iterator[str], folder: Path) -> None:
+        train_context_model(texts, width).write(folder)
+
+    folder = table.open_counts([CONTEXT_FILE, width], train)
+    return CandidateInputs(lexicon, hidden, _read_context_model(folder))
+
+
+def _read_context_model(folder: Path) -> ContextModel | None:
+    """Reads the context model of a small model; None if it has none."""
+    return ContextModel.read(folder) if (folder / CONTEXT_FILE).is_file() else None
 
 
 def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
@@ -411,7 +430,16 @@ def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
     if is_lexicon(config.model_name):
         return load_detector(Path(source))[0].train()
     if isinstance(inputs, CandidateInputs):
-        return Ranker(RankerConfig(features=inputs.features, **vars(config.small_model)))
+        small = config.small_model
+        return Ranker(
+            RankerConfig(
+                features=inputs.features,
+                width=small.width,
+                layers=small.layers,
+                heads=small.heads,
+                dropout=small.dropout,
+            )
+        )
 
     model_class = AutoModelForTokenClassification
     shape = _read_shape(config)
@@ -439,7 +467,8 @@ def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:
     model_class = Ranker if is_small else AutoModelForTokenClassification
     model = load_exported(model_class, folder, "detector", "task=sed_words or task=sed_sequence")
     if is_small:
-        return model, CandidateInputs(Lexicon.read(folder))
+        context_model = _read_context_model(folder)
+        return model, CandidateInputs(Lexicon.read(folder), context_model=context_model)
 
     tokenizer = _open_tokenizer(str(folder))
     return model, TokenInputs(tokenizer, find_token_limit(model.config, tokenizer))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib import resources
 from pathlib import Path
@@ -60,6 +60,11 @@ from bsmeta.tasks.spelling.corrections import (
     compare_f1,
     count_correction_outcomes,
     count_detection_outcomes,
+)
+from bsmeta.tasks.spelling.false_alarms import (
+    FalseAlarms,
+    count_false_alarms,
+    flag_changed_words,
 )
 from bsmeta.tasks.spelling.lexicon import fold_word
 from bsmeta.tasks.spelling.metrics import METRICS, Judged, format_share
@@ -317,6 +322,7 @@ class SystemResult:
     f1: Estimate
     difference: Estimate | None  # F1 of the model minus F1 of this system; None for the model
     false_alarms: float | None  # share of the correct text that it flags or changes, if known
+    false_alarms_by_kind: dict[str, FalseAlarms]  # by kind of word; empty if unknown
 
     def values(self, task: str) -> dict[str, float]:
         """Returns the metrics by name."""
@@ -325,7 +331,13 @@ class SystemResult:
 
     def as_dict(self, task: str) -> dict[str, Any]:
         """Converts it to plain values for JSON."""
-        values = {**self.values(task), "f1_interval": astuple(self.f1.interval)}
+        values: dict[str, Any] = {
+            **self.values(task),
+            "f1_interval": astuple(self.f1.interval),
+            "false_alarms_by_kind": {
+                kind: asdict(alarms) for kind, alarms in self.false_alarms_by_kind.items()
+            },
+        }
         if self.difference is not None:
             values["model_minus_this"] = self.difference.value
             values["interval"] = astuple(self.difference.interval)
@@ -389,6 +401,7 @@ def _score_systems(
             f1=f1[number],
             difference=None if number == 0 else differences[number],
             false_alarms=false_alarms[number],
+            false_alarms_by_kind=_count_kinds(config.task, test_set, outputs[name]),
         )
         results.append(result)
     return results
@@ -408,6 +421,17 @@ def _count_flags(test_set: TestSet, output: _Output) -> tuple[Counts, Counts]:
     counts = count_detection_outcomes(output.corrupt, test_set.correct)
     no_errors = [[0] * len(flags) for flags in output.clean]
     return counts, count_detection_outcomes(output.clean, no_errors)
+
+
+def _count_kinds(task: str, test_set: TestSet, output: _Output) -> dict[str, FalseAlarms]:
+    """Counts the false alarms by kind of word; {} if the task does not judge words."""
+    reporting = REPORTINGS[task]
+    if reporting.unit != "words":
+        return {}
+    flags = output.clean
+    if reporting.corrects:
+        flags = flag_changed_words(test_set.clean, test_set.cased(output.clean))
+    return count_false_alarms(test_set.clean, flags)
 
 
 def run_evaluation(
@@ -495,7 +519,9 @@ def report_results(task: str, results: Results, facts: Mapping[str, str], folder
     Args:
         facts: The model, the test sets and the settings, as label -> value.
     """
-    table = make_results_table(task, results)
+    tables = [make_results_table(task, results)]
+    if any(systems[0].false_alarms_by_kind for systems in results.values()):
+        tables.append(make_kinds_table(task, results))
     sentences = summarize_results(results)
 
     test_sets: list[dict[str, Any]] = []
@@ -505,9 +531,9 @@ def report_results(task: str, results: Results, facts: Mapping[str, str], folder
         test_sets.append({"test_set": name, "lines": lines, "systems": values})
 
     title = REPORTINGS[task].title
-    page = Page(title, sentences, facts, [Section(tables=[table])], describe_command())
+    page = Page(title, sentences, facts, [Section(tables=tables)], describe_command())
     written = write_report(page, {"task": task, "test_sets": test_sets}, folder)
-    print_report([table], sentences, written)
+    print_report(tables, sentences, written)
 
 
 def make_results_table(task: str, results: Results) -> Table:
@@ -540,6 +566,29 @@ def make_results_table(task: str, results: Results) -> Table:
     if task_reporting.corrects:
         note += " F1 per line: the mean over the lines; 1 for a line without errors and changes."
     return Table(task_reporting.title, note, columns, rows, is_grouped=True)
+
+
+def make_kinds_table(task: str, results: Results) -> Table:
+    """Makes the table of false alarms by kind of word: a row per test set and kind."""
+    systems = [system.system for system in next(iter(results.values()))]
+    columns = [Column("test set"), Column("kind of word"), Column("words", "{:,}".format)]
+    columns += [Column(name, "{:.2%}".format) for name in systems]
+
+    rows: list[list[Cell]] = []
+    for name, test_results in results.items():
+        first_cell = name
+        for kind, alarms in test_results[0].false_alarms_by_kind.items():
+            rates = [result.false_alarms_by_kind[kind].rate for result in test_results]
+            shown_rates: list[Cell] = [*rates] if alarms.words else [None] * len(rates)
+            rows.append([first_cell, kind, alarms.words, *shown_rates])
+            first_cell = ""
+
+    verb = "changes" if REPORTINGS[task].corrects else "flags"
+    note = (
+        f"Share of the words of the correct text, of each kind, that a system {verb}. A word of "
+        "several kinds counts as the last of them in the table."
+    )
+    return Table("False alarms by kind of word", note, columns, rows, is_grouped=True)
 
 
 def _describe_line_counts(results: Results) -> str:

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.data.text.tokenizer import fingerprint_tokenizer
 from bsmeta.tasks.spelling.candidates import Candidates, Form
+from bsmeta.tasks.spelling.context import OTHER, ContextModel
 from bsmeta.tasks.spelling.lexicon import (
     BOUNDARY,
     Lexicon,
@@ -33,9 +34,12 @@ PAIR_WEIGHT = 30.0
 TRIPLE_WEIGHT = 4.0
 
 CONTEXT_FEATURES = 17  # number of the features of a candidate in its context
+MODEL_FEATURES = 4  # number of further ones if there is a context model
 MIN_FREQUENCY = 1e-7  # the frequency of an unknown neighbor
+OTHER_LOG_SHARE = -3.0  # log share of the words without an embedding in a context model
 NONE_SCORE = -60.0  # the score of the row that stands for all other words
-MAX_WINDOW_WORDS = 256  # words of a window of the small model
+MAX_WINDOW_WORDS = 64  # words that a window of the small model judges, as in training
+WINDOW_OVERLAP = 8  # words read before and after them, where a window does not end a sentence
 MAX_CACHED_WORDS = 1_000_000
 NOISE_ROOM = 1.35
 """Ratio of the tokens for which a batch has room to the tokens of the correct text."""
@@ -44,6 +48,13 @@ _BOUNDARY_NUMBER = 0  # the number of `BOUNDARY` in a `_Sequence`
 
 Words = Sequence[str]
 Tensors = dict[str, torch.Tensor]
+
+
+class Window(NamedTuple):
+    """A part of a text that a model reads at once."""
+
+    words: Words
+    judged: slice  # the positions of the words that are judged; the others are their context
 
 
 @dataclass(frozen=True)
@@ -80,20 +91,31 @@ class CandidateInputs:
     Args:
         lexicon: The words, and the counts of their neighbors.
         hidden_misspellings: In training, the share of the known misspellings that are hidden.
+        context_model: Scores candidates between their neighbors; None: without such features.
     """
 
     measure = "words"  # identifies how the lengths of texts are computed; a JSON value
 
-    def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
+    def __init__(
+        self,
+        lexicon: Lexicon,
+        hidden_misspellings: float = 0.0,
+        context_model: ContextModel | None = None,
+    ) -> None:
         self._lexicon = lexicon
-        self._candidates = Candidates(lexicon)
-        self._training_candidates = Candidates(lexicon, hidden_misspellings)
+        self._context_model = context_model
+        find_numbers = None if context_model is None else context_model.find_numbers
+        self._candidates = Candidates(lexicon, find_numbers=find_numbers)
+        self._training_candidates = Candidates(lexicon, hidden_misspellings, find_numbers)
         self._parsed_words: dict[str, _ParsedWord] = {}
 
     @property
     def features(self) -> int:
         """Number of features of a candidate."""
-        return self._candidates.feature_count + CONTEXT_FEATURES
+        context_features = CONTEXT_FEATURES
+        if self._context_model is not None:
+            context_features += MODEL_FEATURES
+        return self._candidates.feature_count + context_features
 
     def find_unknown_script(self, word: str) -> str:
         """Returns the script of a word if the lexicon does not have it; otherwise ""."""
@@ -107,13 +129,40 @@ class CandidateInputs:
         """Returns whether a text with errors has at most `length` tokens."""
         return len(words) <= length
 
-    def divide_windows(self, words: Words) -> list[Words]:
-        """Divides a text into windows of at most the model's length."""
-        return [words[i : i + MAX_WINDOW_WORDS] for i in range(0, len(words), MAX_WINDOW_WORDS)]
+    def divide_windows(self, words: Words) -> list[Window]:
+        """Divides a text into windows of at most `MAX_WINDOW_WORDS` judged words.
+
+        They end with a sentence. Only the windows of a longer sentence overlap.
+        """
+        windows: list[Window] = []
+        start = 0
+        while start < len(words):
+            end = self._find_window_end(words, start)
+            first = start
+            if start and not self._parse(words[start - 1]).neighbor.ends_sentence:
+                first = max(start - WINDOW_OVERLAP, 0)
+            last = end
+            if not self._parse(words[end - 1]).neighbor.ends_sentence:
+                last = min(end + WINDOW_OVERLAP, len(words))
+            windows.append(Window(words[first:last], slice(start - first, end - first)))
+            start = end
+        return windows
+
+    def _find_window_end(self, words: Words, start: int) -> int:
+        """Returns the end of the window that starts at a word."""
+        limit = start + MAX_WINDOW_WORDS
+        if limit >= len(words):
+            return len(words)
+        for end in range(limit, start, -1):
+            if self._parse(words[end - 1]).neighbor.ends_sentence:
+                return end
+        return limit
 
     def write(self, folder: Path) -> None:
         """Writes the files from which the inputs are built, beside a model."""
         self._lexicon.write(folder)
+        if self._context_model is not None:
+            self._context_model.write(folder)
 
     def make_tensors(self, texts: Sequence[Words], *, trains: bool = False) -> Tensors:
         """Makes the input tensors of texts.
@@ -222,17 +271,51 @@ class CandidateInputs:
             has_capital & capital_after,
             is_first & capital_before,
             is_first & capital_after,
+            *self._compute_model_features(sequence, forms, words, first, logs),
         ]
         features = np.stack(columns, 1).astype(np.float32)
         features[is_none] = 0
         return features
 
+    def _compute_model_features(
+        self,
+        sequence: _Sequence,
+        forms: Sequence[Form],
+        words: np.ndarray,
+        first: np.ndarray,
+        logs: np.ndarray,
+    ) -> list[np.ndarray]:
+        """Computes the features of the context model, `MODEL_FEATURES` columns; see `_compute_fit`.
+
+        Args:
+            first: The first row of each word: int64 [words].
+        """
+        model = self._context_model
+        if model is None:
+            return []
+
+        numbers = np.concatenate([form.numbers for form in forms])
+        neighbors = model.find_numbers(sequence.names)[sequence.numbers]
+        score = model.score(model.predict(neighbors, sequence.positions), words, numbers)
+        # A word without an embedding has its share of the probability of all such words.
+        score = np.where(numbers == OTHER, score + logs - OTHER_LOG_SHARE, score)
+
+        others = score.copy()
+        others[first + 1] = NONE_SCORE
+        best_score = np.maximum.reduceat(others, first)[words]
+        return [
+            score / 8,
+            (score - score[first][words]) / 8,
+            (score - best_score) / 8,
+            (score - logs) / 4,
+        ]
+
     def _compute_fit(
         self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, logs: np.ndarray
     ) -> _Fit:
         """Computes how well each row fits its neighbors; `logs`: the log-frequency of each row."""
-        pairs = self._lexicon.pairs.count
-        triples = self._lexicon.triples.count
+        count_bigrams = self._lexicon.bigrams.count
+        count_trigrams = self._lexicon.trigrams.count
 
         hashes = hash_words(sequence.names)[sequence.numbers]
         frequencies = np.exp(
@@ -251,18 +334,19 @@ class CandidateInputs:
         def compute_conditional(pair: np.ndarray, context: np.ndarray, step: int) -> np.ndarray:
             """Returns the probability of each row, given the neighbor that is `step` words away."""
             neighbor_frequency = frequencies[sequence.positions + step][words]
-            pair_share = self._lexicon.listed_pairs.count(pair)
+            pair_share = self._lexicon.listed_bigrams.count(pair)
             listed_prior = np.minimum(pair_share / neighbor_frequency, 1)
             # The prior is the mean of two estimates: from the listed pairs, and without context.
             prior = 0.5 * listed_prior + 0.5 * np.exp(logs)
-            counts = pairs(pair)
+            counts = count_bigrams(pair)
             # Rare pairs and words are not kept, so a kept pair may have more than its context.
-            total = np.maximum(self._lexicon.singles.count(join_hashes(context)), counts)
+            total = np.maximum(self._lexicon.unigrams.count(join_hashes(context)), counts)
             return (counts + PAIR_WEIGHT * prior) / (total + PAIR_WEIGHT)
 
         def smooth(triple: np.ndarray, context: np.ndarray, prior: np.ndarray) -> np.ndarray:
             """Returns the probability of each row, given a pair of words as its context."""
-            return (triples(triple) + TRIPLE_WEIGHT * prior) / (pairs(context) + TRIPLE_WEIGHT)
+            total = count_bigrams(context) + TRIPLE_WEIGHT
+            return (count_trigrams(triple) + TRIPLE_WEIGHT * prior) / total
 
         left = compute_conditional(join_hashes(before, first), before, -1)
         right = compute_conditional(join_hashes(last, after), after, 1)
@@ -271,7 +355,7 @@ class CandidateInputs:
         right2 = smooth(join_hashes(last, after, after2), join_hashes(after, after2), right)
 
         # Two words have no count between their neighbors.
-        between = triples(join_hashes(before, first, after)) * (first == last)
+        between = count_trigrams(join_hashes(before, first, after)) * (first == last)
         return _Fit(
             left=np.log(left),
             right=np.log(right),
@@ -394,18 +478,18 @@ class TokenInputs:
         }
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def divide_windows(self, words: Words) -> list[Words]:
+    def divide_windows(self, words: Words) -> list[Window]:
         if self._max_tokens is None:
-            return [words] if words else []
+            return [Window(words, slice(len(words)))] if words else []
 
-        windows: list[Words] = []
+        windows: list[Window] = []
         start = 0
         while start < len(words):
             # Halve the rest until it fits; a single word is truncated when it is encoded.
             end = len(words)
             while end > start + 1 and self._is_too_long(words[start:end]):
                 end = start + (end - start) // 2
-            windows.append(words[start:end])
+            windows.append(Window(words[start:end], slice(end - start)))
             start = end
         return windows
 

@@ -33,7 +33,7 @@ ARRAYS_FILE = "lexicon.npz"
 MISSPELLINGS_FILE = "misspellings.json"
 
 MAX_WORDS = 500_000  # words that are kept: the most frequent
-MAX_NGRAMS = 5_000_000  # pairs, and triples, that are kept: the most frequent
+MAX_NGRAMS = 5_000_000  # n-grams of each length that are kept: the most frequent
 MAX_TWO_EDIT_WORDS = 80_000
 """Number of words that are candidates at two edits: the most frequent; the others are at one."""
 MIN_COUNT = 2
@@ -43,13 +43,12 @@ BOUNDARY = "\n"
 """The token before the first and after the last word of a sentence."""
 NUMBER = "0"
 """The token for words without letters."""
-_BOUNDARY_NUMBER = 0  # the number of `BOUNDARY` while texts are counted
 
 _POSSESSIVE = re.compile(r"(?<=..)['’][sS]$")
 _ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
 _BLOCK_WORDS = 1_000_000  # words of text that are counted together
 _FACTORS = np.array([0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xFF51AFD7ED558CCD], np.uint64)
-_NGRAMS = ("singles", "pairs", "triples", "listed_pairs")
+_NGRAMS = ("unigrams", "bigrams", "trigrams", "listed_bigrams")
 
 # The hash of a word is a polynomial of its characters modulo 2^64; see `NearWords`.
 _MAX_HASHED_CHARS = 32  # characters of a word that are hashed; the end of a longer word is ignored
@@ -58,8 +57,9 @@ _MAX_SHARING_WORDS = 100  # words found by one shared string: the most frequent
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 2**64)
 _POWERS = np.array([pow(_BASE, n, 2**64) for n in range(_MAX_HASHED_CHARS)], np.uint64)
-_ONCE = np.uint64(_INVERSE)  # moves the characters after one deletion
-_TWICE = np.uint64(pow(_INVERSE, 2, 2**64))  # after two
+# Factors that move the characters after deletions to their new positions
+_AFTER_ONE_DELETION = np.uint64(_INVERSE)
+_AFTER_TWO_DELETIONS = np.uint64(pow(_INVERSE, 2, 2**64))
 
 
 def fold_word(word: str) -> str:
@@ -163,16 +163,17 @@ def _hash_deletions(words: Sequence[str], edits: int) -> Iterator[_Deletions]:
         longer = numbers[lengths > first]
         head = hashes[longer, first]
         after = hashes[longer, first + 1]
-        yield _Deletions(head + (total[longer] - after) * _ONCE, longer)
+        yield _Deletions(head + (total[longer] - after) * _AFTER_ONE_DELETION, longer)
         if edits < 2:
             continue
 
         for second in range(first + 1, int(min(lengths.max(), _MAX_TWO_DELETION_CHARS))):
             is_deleted = (lengths[longer] > second) & (lengths[longer] <= _MAX_TWO_DELETION_CHARS)
-            twice = longer[is_deleted]
-            middle = (hashes[twice, second] - after[is_deleted]) * _ONCE
-            tail = (total[twice] - hashes[twice, second + 1]) * _TWICE
-            yield _Deletions(head[is_deleted] + middle + tail, twice)
+            numbers_of_both = longer[is_deleted]
+            middle = (hashes[numbers_of_both, second] - after[is_deleted]) * _AFTER_ONE_DELETION
+            rest = total[numbers_of_both] - hashes[numbers_of_both, second + 1]
+            tail = rest * _AFTER_TWO_DELETIONS
+            yield _Deletions(head[is_deleted] + middle + tail, numbers_of_both)
 
 
 def _hash_all_deletions(words: Sequence[str], edits: int) -> _Deletions:
@@ -190,15 +191,16 @@ class NearWords:
 
     Args:
         words: The most frequent first.
-        twice: The number of words, from the first, that are found at two edits; the others are
-            found at one.
+        two_edit_words: The number of words, from the first, that are found at two edits; the
+            others are found at one.
     """
 
-    def __init__(self, words: Sequence[str], twice: int) -> None:
-        frequent = _hash_all_deletions(words[:twice], 2)
-        others = _hash_all_deletions(words[twice:], 1)
+    def __init__(self, words: Sequence[str], two_edit_words: int) -> None:
+        frequent = _hash_all_deletions(words[:two_edit_words], 2)
+        others = _hash_all_deletions(words[two_edit_words:], 1)
         hashes = np.concatenate([frequent.hashes, others.hashes])
-        numbers = np.concatenate([frequent.words, others.words + min(twice, len(words))])
+        other_numbers = others.words + min(two_edit_words, len(words))
+        numbers = np.concatenate([frequent.words, other_numbers])
 
         order = np.lexsort((numbers, hashes))
         self._hashes = hashes[order]
@@ -234,6 +236,11 @@ class Parsed(NamedTuple):
     after: str
     key: str
     ends_sentence: bool
+
+
+def remove_possessive(word: str) -> str:
+    """Removes a possessive s, with its apostrophe, from a word without punctuation around it."""
+    return _POSSESSIVE.sub("", word)
 
 
 @lru_cache(2**18)
@@ -322,7 +329,7 @@ class Lexicon:
     ) -> None:
         self.words = list(words)
         self.counts = counts
-        self.singles, self.pairs, self.triples, self.listed_pairs = ngrams
+        self.unigrams, self.bigrams, self.trigrams, self.listed_bigrams = ngrams
         self.misspellings = misspellings
         self._numbers = {word: number for number, word in enumerate(self.words)}
 
@@ -350,7 +357,7 @@ class Lexicon:
         (folder / WORDS_FILE).write_text("\n".join(self.words), encoding="utf-8")
 
         arrays = {"counts": self.counts}
-        all_ngrams = (self.singles, self.pairs, self.triples, self.listed_pairs)
+        all_ngrams = (self.unigrams, self.bigrams, self.trigrams, self.listed_bigrams)
         for name, ngrams in zip(_NGRAMS, all_ngrams, strict=True):
             arrays[f"{name}_keys"] = ngrams.keys
             arrays[f"{name}_counts"] = ngrams.counts
@@ -423,7 +430,7 @@ def build_lexicon(
     return Lexicon(
         words=[all_words[number] for number in order],
         counts=table[order],
-        ngrams=[counts.singles, counts.pairs, counts.triples, _read_listed_pairs(lists)],
+        ngrams=[counts.unigrams, counts.bigrams, counts.trigrams, _read_listed_bigrams(lists)],
         misspellings=_invert_misspellings(misspellings),
     )
 
@@ -443,76 +450,79 @@ class _TextCounts:
 
     occurrences: dict[str, int]  # by word
     capitals: dict[str, int]  # by word: capitalized occurrences inside a sentence
-    singles: Ngrams
-    pairs: Ngrams
-    triples: Ngrams
+    unigrams: Ngrams
+    bigrams: Ngrams
+    trigrams: Ngrams
 
 
 def _count_texts(texts: Iterable[str]) -> _TextCounts:
-    numbers: dict[str, int] = {BOUNDARY: _BOUNDARY_NUMBER, NUMBER: 1}
+    numbers: dict[str, int] = {}
     occurrences = np.zeros(0, np.int64)
     capitals = np.zeros(0, np.int64)
-    singles = _NO_NGRAMS
-    pairs = _NO_NGRAMS
-    triples = _NO_NGRAMS
+    unigrams = _NO_NGRAMS
+    bigrams = _NO_NGRAMS
+    trigrams = _NO_NGRAMS
 
-    for sequence, has_capital in _divide_blocks(texts, numbers):
+    for block in read_word_blocks(texts, numbers):
         # The block may have new words, whose earlier counts are 0.
         new_words = (0, len(numbers) - len(occurrences))
         occurrences = np.pad(occurrences, new_words)
         capitals = np.pad(capitals, new_words)
-        occurrences += np.bincount(sequence, minlength=len(numbers))
-        capitals += np.bincount(sequence[has_capital], minlength=len(numbers))
+        occurrences += np.bincount(block.words, minlength=len(numbers))
+        capitals += np.bincount(block.words[block.has_capital], minlength=len(numbers))
 
-        hashes = hash_words([*numbers])[sequence]
-        singles = singles.plus(join_hashes(hashes))
-        pairs = pairs.plus(join_hashes(hashes[:-1], hashes[1:]))
-        triples = triples.plus(join_hashes(hashes[:-2], hashes[1:-1], hashes[2:]))
+        hashes = hash_words([*numbers])[block.words]
+        unigrams = unigrams.plus(join_hashes(hashes))
+        bigrams = bigrams.plus(join_hashes(hashes[:-1], hashes[1:]))
+        trigrams = trigrams.plus(join_hashes(hashes[:-2], hashes[1:-1], hashes[2:]))
 
     return _TextCounts(
         occurrences=dict(zip(numbers, occurrences.tolist(), strict=True)),
         capitals=dict(zip(numbers, capitals.tolist(), strict=True)),
-        singles=singles,
-        pairs=pairs,
-        triples=triples,
+        unigrams=unigrams,
+        bigrams=bigrams,
+        trigrams=trigrams,
     )
 
 
-def _divide_blocks(
-    texts: Iterable[str], numbers: dict[str, int]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the words of texts in blocks, with a boundary after each sentence.
+class WordBlock(NamedTuple):
+    """Words of texts as numbers, with a boundary after each sentence."""
+
+    words: np.ndarray  # int64 [words]
+    has_capital: np.ndarray  # bool [words], whether a word is capitalized inside a sentence
+
+
+def read_word_blocks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[WordBlock]:
+    """Yields the words of texts in blocks of about `_BLOCK_WORDS`; each begins with a boundary.
 
     Args:
-        numbers: The number of each word; new words are added.
-
-    Yields:
-        The number of each word of a block, int64 [words], and whether it is capitalized inside a
-        sentence, bool [words].
+        numbers: The number of each word; new words, and the markers, are added.
     """
-    sequence = array("q", [_BOUNDARY_NUMBER])
+    boundary = numbers.setdefault(BOUNDARY, len(numbers))
+    numbers.setdefault(NUMBER, len(numbers))
+    words = array("q", [boundary])
     has_capital = bytearray(1)
     for text in texts:
         is_start = True
         for word in map(parse_token, text.split()):
-            sequence.append(numbers.setdefault(word.key, len(numbers)))
+            words.append(numbers.setdefault(word.key, len(numbers)))
             has_capital.append(not is_start and word.core[:1].isupper())
             is_start = word.ends_sentence
             if is_start:
-                sequence.append(_BOUNDARY_NUMBER)
+                words.append(boundary)
                 has_capital.append(False)
         if not is_start:
-            sequence.append(_BOUNDARY_NUMBER)
+            words.append(boundary)
             has_capital.append(False)
 
-        if len(sequence) > _BLOCK_WORDS:
-            yield np.frombuffer(sequence, np.int64), np.frombuffer(has_capital, bool)
-            sequence = array("q", [_BOUNDARY_NUMBER])
+        if len(words) > _BLOCK_WORDS:
+            yield WordBlock(np.frombuffer(words, np.int64), np.frombuffer(has_capital, bool))
+            words = array("q", [boundary])
             has_capital = bytearray(1)
-    yield np.frombuffer(sequence, np.int64), np.frombuffer(has_capital, bool)
+    yield WordBlock(np.frombuffer(words, np.int64), np.frombuffer(has_capital, bool))
 
 
-def _read_listed_pairs(lists: Sequence[str]) -> Ngrams:
+def _read_listed_bigrams(lists: Sequence[str]) -> Ngrams:
     """Reads the pairs of symspellpy, with shares of its words as counts, if `lists` names it."""
     if SYMSPELLPY not in lists:
         return _NO_NGRAMS

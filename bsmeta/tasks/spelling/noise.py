@@ -32,6 +32,7 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.data import derive_seed
 from bsmeta.data.text.sentences import ABBREVIATIONS, find_word_core
 from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
+from bsmeta.tasks.spelling.word_kinds import has_digit_or_symbol, is_short_acronym
 
 Misspellings = Mapping[str, tuple[str, ...]]
 
@@ -42,7 +43,7 @@ _BLOCK_DRAWS = 64  # uniform numbers that are drawn together
 _STROKES = str.maketrans("øłđħŧıßæœ", "oldhtisao")  # letters without a Unicode decomposition
 _SPACES = re.compile(r"(\s+)")
 # URLs, e-mail addresses, host and file names, identifiers.
-_NAME = re.compile(r"://|^www\.|@|\w\.\w{2,}|[\\/_]")
+_NAME = re.compile(r"://|^www\.|\w\.\w{2,}")
 
 
 def load_misspellings(source: str) -> Misspellings:
@@ -501,14 +502,17 @@ class Noise:
 def is_editable(word: str) -> bool:
     """Returns whether a word may be misspelled.
 
-    False for words without letters, numbers, URLs, addresses, file names, identifiers, and
-    abbreviations with their full stop (`Mr.`).
+    False for words without letters, words with digits or symbols (`C++`), URLs, addresses, file
+    names, identifiers, acronyms of up to five letters, and abbreviations with their full stop
+    (`Mr.`).
     """
     span = find_word_core(word)
-    if span is None or any(map(str.isdigit, word)) or _NAME.search(word):
+    if span is None or has_digit_or_symbol(word) or _NAME.search(word):
         return False
+
+    core = word[span.start : span.end]
     has_stop = word[span.end : span.end + 1] == "."
-    return not (has_stop and word[span.start : span.end].lower() in ABBREVIATIONS)
+    return not (is_short_acronym(core) or (has_stop and core.lower() in ABBREVIATIONS))
 
 
 def make_artificial_edits(word: str, count: int, draws: Draws, *, letters: str) -> str:

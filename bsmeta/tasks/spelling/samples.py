@@ -23,7 +23,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -327,19 +327,22 @@ def _build_rows(
             "its samples)"
         )
 
-    try:
-        for batch in split_into_lists(_iterate_rows(config, sets, uses), BATCH_SAMPLES):
-            yield pa.RecordBatch.from_pylist(batch, _SCHEMA)
-    except ValueError as error:
-        raise DataError("datasets: a file has changed while it was read; begin again") from error
+    for batch in split_into_lists(_iterate_rows(config, sets, uses), BATCH_SAMPLES):
+        yield pa.RecordBatch.from_pylist(batch, _SCHEMA)
 
 
 def _iterate_rows(
     config: SpellingConfig, sets: Sequence[Sequence[Path]], uses: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-    """Yields the row of each sample whose use is not `UNUSED`."""
+    """Yields the row of each sample whose use is not `UNUSED`.
+
+    Raises:
+        DataError: If the files have another number of samples than `uses`.
+    """
     samples = chain.from_iterable(read_samples(config, files) for files in sets)
-    for sample, use in zip(samples, uses, strict=True):
+    for sample, use in zip_longest(samples, uses):
+        if sample is None or use is None:
+            raise DataError("datasets: a file has changed while it was read; begin again")
         if use != UNUSED:
             yield {**vars(sample), "use": use}
 

@@ -181,7 +181,7 @@ class Seq2SeqCorrection(Corrector):
             align_chunks(chunks, corrected)
             for chunks, corrected in zip(line_chunks, corrected_chunks, strict=True)
         ]
-        if self._detector is None:
+        if self._detector is None and not self.kept_words:
             return changes
 
         flags = self.flags([line.split() for line in lines], context)

@@ -35,6 +35,7 @@ from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, count_
 from bsmeta.tasks.spelling.corrections import Flag, count_detection_outcomes, make_record
 from bsmeta.tasks.spelling.evaluate import finish_run
 from bsmeta.tasks.spelling.inputs import Inputs
+from bsmeta.tasks.spelling.kept_words import KeptWords
 from bsmeta.tasks.spelling.metrics import DETECTION_METRICS, Judged
 from bsmeta.tasks.spelling.noise import Noise
 from bsmeta.tasks.spelling.samples import (
@@ -73,6 +74,15 @@ class SpellingTask(Task):
     def __init__(self, config: SpellingConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
         self._config = config
+
+    @cached_property
+    def kept_words(self) -> KeptWords:
+        """The words that are never flagged or changed."""
+        return KeptWords(self._config.keep_words)
+
+    def data_fingerprint(self) -> Any:
+        """Returns the hash of `keep_words`, on which predictions depend; None without words."""
+        return self.kept_words.fingerprint if self.kept_words else None
 
     @cached_property
     def table(self) -> Table:
@@ -361,16 +371,32 @@ class WordDetection(SpellingTask):
         return make_metrics(DETECTION_METRICS, values)
 
     def _compute_logits(
-        self, model: nn.Module, texts: Sequence[Sequence[str]], context: Processes
+        self,
+        model: nn.Module,
+        texts: Sequence[Sequence[str]],
+        context: Processes,
+        kept_words: KeptWords | None = None,
     ) -> list[np.ndarray]:
-        """Computes the logits of the units of each text."""
+        """Computes the logits of the units of each text.
+
+        Args:
+            kept_words: Words that are never flagged.
+        """
         budget = self._config.batch_max_length
         rows = detector.compute_logits_of_words(model, self._inputs, texts, budget, context)
-        return [self._judge_units(row) for row in rows]
+        logits: list[np.ndarray] = []
+        for words, row in zip(texts, rows, strict=True):
+            if kept_words:
+                is_kept = np.array([word in kept_words for word in words], bool)
+                row[is_kept] = np.minimum(row[is_kept], detector.NO_ERROR_LOGIT)
+            logits.append(self._judge_units(row))
+        return logits
 
     def judge(self, model: nn.Module, lines: Sequence[str], context: Processes) -> list[list[int]]:
         """Flags the units of each line."""
-        logits = self._compute_logits(model, [line.split() for line in lines], context)
+        logits = self._compute_logits(
+            model, [line.split() for line in lines], context, self.kept_words
+        )
         return [(row > self._threshold).astype(int).tolist() for row in logits]
 
     def load(self, folder: Path) -> nn.Module:
@@ -389,7 +415,7 @@ class WordDetection(SpellingTask):
 
         context = Processes(device=next(model.parameters()).device)
         chunk_words = [texts[number][slice(*chunk)].split() for number, chunk in chunks]
-        logits = self._compute_logits(model, chunk_words, context)
+        logits = self._compute_logits(model, chunk_words, context, self.kept_words)
 
         flags: list[list[Flag]] = [[] for _ in texts]
         for (number, chunk), row in zip(chunks, logits, strict=True):

@@ -33,6 +33,14 @@ def test_packages_that_are_needed_later_are_named_at_the_start(
     ]
 
 
+def test_files_of_kept_words_exist(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("Tskhinvali\n", encoding="utf-8")
+    artificial = NoiseConfig(method="artificial")
+    names = ["kubectl", str(tmp_path / "names.txt"), str(tmp_path / "none.txt")]
+    assert named(noise=artificial, keep_words=names[:2]) == []
+    assert named(noise=artificial, keep_words=names) == ["keep_words: correct keep_words"]
+
+
 @pytest.mark.parametrize("letters", ["", "a b", "ab1"])
 def test_artificial_edits_insert_letters_only(letters: str) -> None:
     noise = NoiseConfig(method="artificial", letters=letters)

@@ -24,6 +24,7 @@ from bsmeta.tasks.spelling.correction import (
     find_best_threshold,
     find_right_words,
     label_rows,
+    raise_thresholds,
 )
 from bsmeta.tasks.spelling.corrections import apply_corrections, make_record
 from bsmeta.tasks.spelling.detector import (
@@ -35,6 +36,7 @@ from bsmeta.tasks.spelling.detector import (
 from bsmeta.tasks.spelling.evaluate import run_evaluation
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.samples import Pair
+from bsmeta.tasks.spelling.word_kinds import KINDS
 from bsmeta.training.processes import ALONE
 from tests.tasks.spelling.helpers import lexicon, write_test_set
 
@@ -43,7 +45,7 @@ def corrector(threshold: float) -> tuple[CandidateCorrection, Ranker]:
     """A task with a model of random weights that changes words from a probability on."""
     task = CandidateCorrection(SecConfig())
     task._inputs = CandidateInputs(lexicon())
-    task.restore(threshold)
+    task.restore(dict.fromkeys(KINDS, threshold))
     torch.manual_seed(0)
     config = RankerConfig(features=task._inputs.features, width=8, layers=1, heads=1)
     return task, Ranker(config).eval()
@@ -170,6 +172,41 @@ def test_the_threshold_with_the_best_f1_within_the_false_alarms() -> None:
     )  # the clean 0.7 stays
 
 
+def test_thresholds_of_kinds_of_words_with_more_false_alarms() -> None:
+    texts = [["cat", "Tom", "Ann", "Bob", "USSR1", "12"]]
+    choices = [[*(Choice("x", probability) for probability in (0.9, 0.8, 0.7, 0.1, 0.0, 0.0))]]
+    thresholds = raise_thresholds(0.5, texts, choices, 0.4)
+    assert thresholds == {
+        "lower case": 0.9,  # none of one word may be changed
+        "capitalized": 0.7,  # one of three
+        "acronym": 0.5,
+        "inner capitals": 0.5,
+        "non-ASCII letters": 0.5,
+        "digits or symbols": 0.5,
+    }
+
+
+def test_each_kind_of_word_has_a_threshold() -> None:
+    task, model = corrector(0.0)
+    assert {change.text for change in task.changes(model, ["teh Teh"])[0]} == {"teh", "Teh"}
+    task.restore({**dict.fromkeys(KINDS, 0.0), "capitalized": 1.0})
+    assert {change.text for change in task.changes(model, ["teh Teh"])[0]} == {"teh"}
+
+
+def test_kept_words_are_not_changed(tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("villiage\n", encoding="utf-8")
+    task, model = corrector(0.0)
+    kept = CandidateCorrection(SecConfig(keep_words=["teh", str(names)]))
+    kept._inputs = task._inputs
+    kept.restore(task.state())
+    text = "Teh caat's villiage, teh-caat."
+    assert {change.text for change in task.changes(model, [text])[0]} == set(text.split())
+    assert {change.text for change in kept.changes(model, [text])[0]} == {"caat's"}
+    assert task.data_fingerprint() is None
+    assert kept.data_fingerprint() == "f8b3db21eb87be08"
+
+
 def test_probabilities_and_the_logit_of_an_error() -> None:
     scores = torch.tensor([2.0, 0.0, 1.0, 0.5, -0.5])
     rows, words = torch.tensor([1, 1, 1, 2, 2]), torch.tensor([[1, 2], [2, 0]])
@@ -187,23 +224,23 @@ def test_a_model_is_reloaded_with_its_threshold(tmp_path: Path) -> None:
     TASK.export(MODEL, weights, tmp_path)
     again = CandidateCorrection(SecConfig())
     model = again.load(tmp_path)
-    assert again.state() == 0.02
+    assert again.state() == dict.fromkeys(KINDS, 0.02)
     texts = ["teh villiage"]
     assert again.changes(model, texts) == TASK.changes(MODEL, texts)
     (tmp_path / "correction.json").unlink()
     with pytest.raises(DataError, match="expected model/ of a run of task=sec"):
         CandidateCorrection(SecConfig()).load(tmp_path)
-    assert again.state() == 0.02
+    assert again.state() == dict.fromkeys(KINDS, 0.02)
 
 
 def test_a_model_exported_before_any_evaluation_leaves_the_threshold(tmp_path: Path) -> None:
     task, model = corrector(0.02)
     task.restore(None)
     task.export(model, model.state_dict(), tmp_path)
-    assert (tmp_path / "correction.json").read_text() == '{"threshold": null}\n'
-    task.restore(0.3)  # as `finish` chooses it after the last checkpoint
+    assert (tmp_path / "correction.json").read_text() == '{"thresholds": null}\n'
+    task.restore({"lower case": 0.3})  # as `finish` chooses it after the last checkpoint
     task.load(tmp_path)
-    assert task.state() == 0.3
+    assert task.state() == {"lower case": 0.3}
 
 
 def test_a_model_that_began_with_another_is_opened_without_it(tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ def test_texts_longer_than_the_model_reads_are_scored_in_windows() -> None:
     model, inputs = token_model()
     words = ["signs"] * 40
     parts = inputs.divide_windows(words)
-    assert [word for part in parts for word in part] == words
-    assert all(inputs.fits(part, 16) for part in parts)
+    assert [word for part in parts for word in part.words[part.judged]] == words
+    assert all(inputs.fits(part.words, 16) for part in parts)
     (logits,) = compute_logits_of_words(model, inputs, [words], 100, ALONE)
     assert logits.shape == (40,)
     empty, one = compute_logits_of_words(model, inputs, [[], ["signs"]], 100, ALONE)

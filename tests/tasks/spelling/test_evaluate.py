@@ -25,6 +25,7 @@ from bsmeta.tasks.spelling.evaluate import (
     DICTIONARY,
     Dictionary,
     make_baselines,
+    make_kinds_table,
     make_results_table,
     read_test_sets,
     score_test_sets,
@@ -76,6 +77,19 @@ def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
     assert row[:2] == ["small/dev", "model"]
     assert row[2].startswith(".500 (")
     assert row[3:7] == [".500", ".500", ".714", "14.29%"]
+    kinds = make_kinds_table("sed_words", results)
+    assert kinds.heads == [
+        "test set",
+        "kind of word",
+        "words",
+        "model",
+        "dictionary",
+        "change nothing",
+    ]
+    assert kinds.format_cells()[:2] == [
+        ["small/dev", "lower case", "7", "14.29%", "0.00%", "0.00%"],
+        ["", "capitalized", "0", "–", "–", "–"],
+    ]
     (sentence,) = summarize_results(results)
     assert sentence.startswith("small/dev: the model's F1 is .500, -.500 compared")
     assert " 2 lines are few to resample: 95% intervals over them are rough" in sentence

@@ -19,12 +19,26 @@ def test_long_texts_are_read_in_windows(tokenizer: PreTrainedTokenizerBase) -> N
     words = ["unbelievable", "cat"] * 20
     inputs = TokenInputs(tokenizer, 16)
     windows = inputs.divide_windows(words)
-    assert [word for window in windows for word in window] == words
+    assert [word for window in windows for word in window.words[window.judged]] == words
     assert len(windows) > 1
     for window in windows:
-        assert len(tokenizer(window, is_split_into_words=True)["input_ids"]) <= 16
+        assert len(tokenizer(window.words, is_split_into_words=True)["input_ids"]) <= 16
     assert inputs.divide_windows([]) == TokenInputs(tokenizer, None).divide_windows([]) == []
     assert inputs.measure_lengths([]).tolist() == []
+
+
+def test_windows_of_the_small_model_end_with_sentences_or_overlap() -> None:
+    inputs = CandidateInputs(lexicon())
+    sentence = ["the"] * 39 + ["mat."]
+    windows = inputs.divide_windows(sentence * 3)
+    assert [len(window.words) for window in windows] == [40, 40, 40]
+
+    words = [f"w{number}" for number in range(150)]
+    windows = inputs.divide_windows(words)
+    assert [window.words[window.judged][0] for window in windows] == ["w0", "w64", "w128"]
+    assert [window.words[0] for window in windows] == ["w0", "w56", "w120"]
+    assert [window.words[-1] for window in windows] == ["w71", "w135", "w149"]
+    assert [word for window in windows for word in window.words[window.judged]] == words
 
 
 def test_the_words_are_saved_beside_a_model(tmp_path: Path) -> None:

@@ -29,13 +29,13 @@ LETTERS = st.text("abc", min_size=1, max_size=7)
 @settings(max_examples=200, deadline=None)
 @given(st.lists(LETTERS, min_size=1, max_size=30, unique=True), LETTERS)
 def test_all_words_within_two_edits_are_found(words: list[str], word: str) -> None:
-    (found,) = NearWords(words, twice=len(words)).find([word])
+    (found,) = NearWords(words, two_edit_words=len(words)).find([word])
     near = {n for n, other in enumerate(words) if OSA.distance(other, word) <= 2}
     assert near <= {*found.tolist()}
 
 
 def test_rare_words_are_found_within_one_edit() -> None:
-    index = NearWords(["the", "then", "cats"], twice=2)
+    index = NearWords(["the", "then", "cats"], two_edit_words=2)
     one_edit, two_edits = (numbers.tolist() for numbers in index.find(["cat", "at"]))
     assert 2 in one_edit
     assert 2 not in two_edits
@@ -65,9 +65,9 @@ def test_words_and_sequences_are_counted() -> None:
     assert counts(words, "berlin") == [4, 4]
     assert counts(words, "we") == [6, 0]  # a capital only at the start of a sentence
     the, cat, mat, end = hash_words(["the", "cat", "mat", BOUNDARY])[:, None]
-    assert words.pairs.count(join_hashes(the, cat)).tolist() == [4]
-    assert words.triples.count(join_hashes(the, mat, end)).tolist() == [2]
-    assert words.pairs.count(join_hashes(cat, the)).tolist() == [0]
+    assert words.bigrams.count(join_hashes(the, cat)).tolist() == [4]
+    assert words.trigrams.count(join_hashes(the, mat, end)).tolist() == [2]
+    assert words.bigrams.count(join_hashes(cat, the)).tolist() == [0]
 
 
 def test_of_many_words_the_most_frequent_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,15 +37,17 @@ def noise(method: str, known: Misspellings = MISSPELLINGS, **changes: Any) -> No
 def test_known_misspellings_carry_the_case_and_keep_the_punctuation() -> None:
     known = {"their": ("thier",), "until": ("untill",), "may": ("mai",), "london": ("lndon",)}
     corrupted = noise("realistic", known, learned_characters=False).corrupt(
-        "Their «London» office, UNTIL (May), may.", seed=1, epoch=0, sample=0
+        "Their «London» office, LONDON (May), may.", seed=1, epoch=0, sample=0
     )
-    assert corrupted == "Thier «Lndon» office, UNTILL (Mai), mai."
+    assert corrupted == "Thier «Lndon» office, LNDON (Mai), mai."
 
 
 def test_misspelled_words_may_lose_their_capitals() -> None:
     lost = noise("realistic", learned_characters=False, lost_case=1.0)
-    found = lost.corrupt("Their London UNTIL Heir", seed=1, epoch=0, sample=0).split()
-    assert found[1:] == ["lonodn", "untill", "Heir"]  # what is not misspelled keeps them
+    found = lost.corrupt("Their London RECEIVE Heir", seed=1, epoch=0, sample=0).split()
+    assert found[1] == "lonodn"
+    assert found[2] in ("recieve", "receeve")
+    assert found[3] == "Heir"  # what is not misspelled keeps them
     assert found[0] in ("thier", "there")
 
 
@@ -53,7 +55,7 @@ def test_accents_and_slips_take_their_shares_of_the_realistic_errors() -> None:
     accents = noise("realistic", {}, accent_share=1.0)
     assert accents.corrupt("Letters, 12 of x!", seed=1, epoch=0, sample=0) == "łetters, 12 øf ẋ!"
     slips = noise("realistic", {}, slip_share=1.0, letters="Xx")
-    assert slips.corrupt("The END (of), 12", seed=2, epoch=0, sample=1) == "Xeh NED (fo), 12"
+    assert slips.corrupt("The ENDING (of), 12", seed=2, epoch=0, sample=1) == "Xeh NEDING (fo), 12"
     both = noise("realistic", accent_share=0.25, slip_share=0.25, learned_characters=False)
     found = [both.corrupt("until", seed=1, epoch=0, sample=sample) for sample in range(400)]
     assert 0.43 < found.count("untill") / 400 < 0.57
