@@ -57,6 +57,7 @@ DEFAULT_MAX_TOKENS = 512
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+_TABLE_KEY = "entity_table"
 
 
 def run_first_layers(
@@ -523,11 +524,14 @@ def _strip_encoder(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+def save_model(
+    model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Path, table_fingerprint: str
+) -> None:
     """Writes the model to a folder for `load_model`.
 
     Args:
         weights: The weights to write, by name.
+        table_fingerprint: Identifies the entity table that the model was trained with.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS_FILE)
@@ -537,6 +541,7 @@ def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Pa
         "settings": asdict(model.settings),
         "mention_encoder": model.mention_encoder.config.to_dict(),
         "entity_encoder": None if entity_encoder is None else entity_encoder.config.to_dict(),
+        _TABLE_KEY: table_fingerprint,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -565,6 +570,17 @@ def load_model(folder: Path) -> BiEncoder:
             "checkpoint of task=disambiguation"
         ) from error
     return model.eval()
+
+
+def read_table_fingerprint(folder: Path) -> str | None:
+    """Reads the fingerprint of the entity table that a saved model was trained with.
+
+    Returns:
+        None if the model does not name it.
+    """
+    content = parse_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    fingerprint = content.get(_TABLE_KEY)
+    return fingerprint if isinstance(fingerprint, str) else None
 
 
 def _rebuild_encoder(saved_shape: dict[str, Any]) -> PreTrainedModel:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import hash_file
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import show_file_bar
@@ -36,7 +36,12 @@ from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import MIN_INDEXED_BYTES, IndexCache, LineReader
 from bsmeta.data.table.store import open_store, read_saved_key
 from bsmeta.data.text.tokenizer import fingerprint_tokenizer, tokenize_with_spans
-from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.entities import (
+    MAX_EXAMPLES,
+    EntityTable,
+    describe_versions,
+    format_examples,
+)
 from bsmeta.tasks.disambiguation.lines import (
     FileScan,
     Line,
@@ -66,6 +71,7 @@ LINES_PER_PART = 500
 """Number of lines that are encoded together."""
 PARTS_PER_GROUP = 40
 """Number of parts per process in a group; an interrupted build loses the parts of one group."""
+_REMEDY = "build it again with data_config.overwrite_prep=true"
 _MAX_NAMED_LINES = 5  # with lost mentions, in a warning
 
 _ROW_COLUMNS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint32"}
@@ -211,7 +217,8 @@ def open_prep(
             settings.
 
     Raises:
-        ConfigurationError: If the store was built from another file or with other settings.
+        ConfigurationError: If the store was built from another file or with other settings, or has
+            mentions that the table has lost.
         DataError: If lines are invalid, or the store is damaged or cannot be written.
     """
     if not path.is_file():
@@ -230,28 +237,60 @@ def open_prep(
     if by_content:
         folder = folder.with_name(f"{folder.name}-{_hash_key(key)}")
 
-    # A store that was built with an earlier version of the table is valid, so its key is kept.
+    def open_sentences(key: dict[str, Any]) -> Sentences:
+        work = folder.with_name(f"{folder.name}.work")
+        with reset_signals_of_children():  # the processes of `Dataset.map`
+            rows = open_store(
+                folder,
+                key,
+                lambda: _encode_sentences(encoder, work, _hash_key(key), workers),
+                overwrite=overwrite,
+                remedy=_REMEDY,
+            )
+        shutil.rmtree(work, ignore_errors=True)
+
+        facts = parse_json(rows.info.description)
+        size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
+        facts["bytes_per_mention"] = size / facts["mentions"]
+        return Sentences(path, rows, facts, read_saved_key(folder))
+
+    # A store that was built with an earlier version of the table is valid unless its mentions have
+    # been removed since, so its key is kept.
     saved_entities = read_saved_key(folder).get(_ENTITIES_KEY, "")
-    if table.find_entity_count(saved_entities) is not None:
-        key[_ENTITIES_KEY] = saved_entities
-
-    work = folder.with_name(f"{folder.name}.work")
-    with reset_signals_of_children():  # the processes of `Dataset.map`
-        rows = open_store(
-            folder,
-            key,
-            lambda: _encode_sentences(encoder, work, _hash_key(key), workers),
-            overwrite=overwrite,
-            remedy="build it again with data_config.overwrite_prep=true",
-        )
-    shutil.rmtree(work, ignore_errors=True)
-
-    facts = parse_json(rows.info.description)
-    size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
-    facts["bytes_per_mention"] = size / facts["mentions"]
-    sentences = Sentences(path, rows, facts, read_saved_key(folder))
+    changes = table.list_changes(saved_entities)
+    if changes is None:
+        sentences = open_sentences(key)
+    else:
+        sentences = open_sentences({**key, _ENTITIES_KEY: saved_entities})
+        lost = _describe_lost_mentions(sentences, table)
+        if lost and overwrite:
+            sentences = open_sentences(key)
+        elif lost:
+            raise ConfigurationError(
+                f"{folder} was built before {table.folder} was edited (since then: "
+                f"{describe_versions(changes)}), and has {lost}; take them out of {path}, or add "
+                f"the entities again; then {_REMEDY}"
+            )
     log.info("%s: %s", path, sentences)
     return sentences
+
+
+def _describe_lost_mentions(sentences: Sentences, table: EntityTable) -> str:
+    """Describes the mentions of removed entities, or of aliases without candidates; "" if none."""
+    entities = sentences.read_meanings().entities
+    removed = entities[np.isin(entities, table.removed)]
+    if len(removed):
+        names = [table.ids[entity] for entity in np.unique(removed).tolist()]
+        examples = format_examples(names[:MAX_EXAMPLES], len(names))
+        return f"{len(removed):,} mentions of removed entities ({examples})"
+
+    aliases = sentences.read_aliases()
+    without = aliases[~table.has_candidates(aliases)]
+    if len(without):
+        names = [table.aliases[alias] for alias in np.unique(without).tolist()]
+        examples = format_examples(names[:MAX_EXAMPLES], len(names))
+        return f"{len(without):,} mentions of aliases without an entity ({examples})"
+    return ""
 
 
 def _hash_key(key: dict[str, Any]) -> str:
@@ -460,15 +499,19 @@ class Encoder:
         aliases = []
         entities = []
         for mention in line.mentions:
-            alias = self._table.aliases.find(mention.alias)
+            alias = self._table.find_alias(mention.alias)
             if alias < 0:
                 problems.add(line.number, f"no entity has the alias {mention.alias!r}")
             aliases.append(alias)
 
-            meanings = [self._table.ids.find(entity_id) for entity_id in mention.entities]
+            meanings = [self._table.find_entity(entity_id) for entity_id in mention.entities]
             for entity_id, entity in zip(mention.entities, meanings, strict=True):
                 if entity < 0:
-                    problems.add(line.number, f"there is no entity {entity_id!r}")
+                    is_removed = self._table.ids.find(entity_id) >= 0
+                    reason = f"entity {entity_id!r} was removed from the table"
+                    if not is_removed:
+                        reason = f"there is no entity {entity_id!r}"
+                    problems.add(line.number, reason)
             entities.append(meanings)
         return aliases, entities
 

@@ -52,7 +52,7 @@ class EntityTexts:
 
     Attributes:
         settings: The settings that determine the tokens, except the table and the tokenizer.
-        count: Number of entities.
+        table: The entities.
         max_length: See above.
         tokenizer: The tokenizer of the texts.
     """
@@ -65,11 +65,10 @@ class EntityTexts:
         max_length: int,
     ) -> None:
         self.settings = [sorted(parts), max_length]
-        self.count = len(table)
+        self.table = table
         self.max_length = max_length
         self.tokenizer = tokenizer
 
-        self._table = table
         self._parts = [part for part in ENTITY_TEXT if part in parts]
         self._prefix, self._suffix = find_special_tokens(tokenizer)
         self._max_text_tokens = max_length - len(self._prefix) - len(self._suffix)
@@ -142,7 +141,7 @@ class EntityTexts:
         return {part: text for part, text in texts.items() if text}
 
     def _render_part(self, part: str, entity: int) -> str:
-        table = self._table
+        table = self.table
         if part == "title":
             return _PARENTHESIS.sub("", table.titles[entity])
         if part == "types":

@@ -176,7 +176,7 @@ def test_a_saved_model_gives_the_same_scores(
     encoder: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     model = built(encoder, **more)
-    save_model(model, model.state_dict(), tmp_path / "model")
+    save_model(model, model.state_dict(), tmp_path / "model", "table")
     with torch.no_grad():
         found = load_model(tmp_path / "model")(**inputs()).scores
         assert torch.allclose(found, model(**inputs()).scores, atol=1e-5)

@@ -23,7 +23,12 @@ from bsmeta.tasks.disambiguation import prep
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems, read_lines
 from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
-from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
+from bsmeta.tasks.disambiguation.profiles import (
+    add_entities,
+    build_entities,
+    remove_entities,
+    update_entities,
+)
 from bsmeta.tasks.disambiguation.texts import (
     Chunk,
     Limits,
@@ -388,6 +393,40 @@ def test_a_store_is_valid_for_a_table_to_which_entities_were_added(
     new = json.dumps({"entity_id": "Q1", "mentions": [["lincoln", 99]], "title": "Lincoln Park"})
     add_entities(write(tmp_path / "new.jsonl", [new]), tmp_path / "table")
     assert open_lines().rows[:] == before
+
+
+def test_a_store_with_mentions_that_the_table_has_lost_is_refused(
+    open_lines: Open, tmp_path: Path
+) -> None:
+    before = open_lines([LINE]).rows[:]
+    table = tmp_path / "table"
+    titles = write(tmp_path / "titles.jsonl", [{"entity_id": "Q94", "title": "Mary"}])
+    update_entities(titles, table)
+    assert open_lines().rows[:] == before
+
+    remove_entities(write(tmp_path / "names.jsonl", [{"entity_id": "Q94"}]), table)
+    with pytest.raises(ConfigurationError) as error:
+        open_lines()
+    assert str(error.value) == (
+        f"{tmp_path}/prep/train was built before {table} was edited (since then: 1 updated (Q94), "
+        f"1 removed (Q94)), and has 1 mentions of removed entities (Q94); take them out of "
+        f"{tmp_path}/train.jsonl, or add the entities again; then build it again with "
+        "data_config.overwrite_prep=true"
+    )
+    with pytest.raises(DataError) as data_error:
+        open_lines(overwrite=True)
+    assert str(data_error.value).splitlines()[1:] == [
+        "  line 1: no entity has the alias 'mary lincoln'",
+        "  line 1: entity 'Q94' was removed from the table",
+    ]
+    # The entity has its former number, so the sentences are encoded as before.
+    add_entities(write(tmp_path / "new.jsonl", [TODD]), table)
+    assert open_lines([LINE]).rows[:] == before
+
+    moved = {"entity_id": "Q94", "mentions": [["todd", 1]]}
+    update_entities(write(tmp_path / "moved.jsonl", [moved]), table)
+    with pytest.raises(ConfigurationError, match=r"1 mentions of aliases without an entity \(mary"):
+        open_lines()
 
 
 def test_a_build_that_is_killed_is_resumed(
