@@ -444,14 +444,14 @@ class TableChanges:
         owners = np.array(self._relation_owners)[is_inside]
         labels = np.array(self._relation_labels)[is_inside]
         inside_objects = all_objects[is_inside].astype(np.int32)
-        # An entity has one line, so its relations are consecutive.
-        starts = dict(zip(*np.unique(owners, return_index=True), strict=True))
-        counts = np.bincount(owners, minlength=1)
+        # An entity has one line, so its relations are consecutive, in the order of the lines.
+        counts = np.bincount(owners, minlength=self._ids.count)
+        start = 0
         for entity in self._with_relations:
-            start = int(starts.get(entity, 0))
-            count = int(counts[entity]) if entity < len(counts) else 0
-            self._relations.put(entity, labels[start : start + count].tolist())
-            self._relation_objects.put(entity, inside_objects[start : start + count].tolist())
+            end = start + int(counts[entity])
+            self._relations.put(entity, labels[start:end].tolist())
+            self._relation_objects.put(entity, inside_objects[start:end].tolist())
+            start = end
 
         outside = int((~is_inside).sum())
         if outside:
