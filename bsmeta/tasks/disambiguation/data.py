@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError
@@ -181,6 +182,7 @@ class RunData:
     """Entity table, tokenizer and encoded splits of a run, each opened on first use."""
 
     def __init__(self, config: DisambiguationConfig) -> None:
+        transformers.utils.logging.disable_progress_bar()  # of loading weights
         self.config = config
         name = config.tokenizer_name or config.model_name
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(name)
@@ -290,11 +292,11 @@ class RunData:
         """The training sentences."""
         sentences = self.open_split("train")
         assert sentences is not None  # the configuration was checked
-        return sentences
+        return sentences if self.config.data_config.use_weak_labels else sentences.select_gold()
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Number of training mentions of each entity, with weak labels, int64 [entities]."""
+        """Number of training mentions of each entity, int64 [entities]."""
         return np.bincount(self.train.read_meanings().entities, minlength=len(self.table))
 
     def compute_frozen_outputs(self) -> None:

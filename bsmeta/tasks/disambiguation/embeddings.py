@@ -22,7 +22,8 @@ from torch import nn
 from torch.nn import functional
 
 from bsmeta.core.files import hold_write_lock, replace_atomically
-from bsmeta.core.progress import report_each, report_progress
+from bsmeta.core.progress import report_each, report_progress, show_progress_bar
+from bsmeta.core.rank import read_rank
 from bsmeta.models.pretrained import choose_device
 from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
@@ -291,9 +292,15 @@ class FrozenVectors:
             masked: Whether outputs for masked titles are needed as well.
         """
         stores = [self._with_title, self._without_title] if masked else [self._with_title]
-        for store in stores:
-            for start in range(0, len(entities), VECTOR_BATCH_SIZE):
-                store.get(entities[start : start + VECTOR_BATCH_SIZE])
+        total = len(stores) * len(entities)
+        done = 0
+        with show_progress_bar("encoding entities", total, shown=read_rank() == 0) as show:
+            for store in stores:
+                for start in range(0, len(entities), VECTOR_BATCH_SIZE):
+                    batch = entities[start : start + VECTOR_BATCH_SIZE]
+                    store.get(batch)
+                    done += len(batch)
+                    show(done)
 
 
 class FrozenStates(FrozenVectors):

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import nn
 
 from bsmeta.config.steps import BatchPlan
@@ -53,7 +52,6 @@ class EntityDisambiguator(Task):
     """Predicts the entity of each mention among its candidates."""
 
     def __init__(self, config: DisambiguationConfig) -> None:
-        transformers.utils.logging.disable_progress_bar()
         self._config = config
         self.data = RunData(config)
 

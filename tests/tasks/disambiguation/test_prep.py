@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -384,6 +385,45 @@ def test_a_line_with_many_mentions(open_lines: Open) -> None:
     found = open_lines([line], Limits(50, 100, 300))
     assert found.facts["mentions"] == count
     assert found.rows[-1]["position"][-1] == count - 1
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, [2, 4, 4, 6, 7, 7]), (2, [7])])
+def test_progress_counts_encoded_lines(
+    open_lines: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    workers: int,
+    expected: list[int],
+) -> None:
+    monkeypatch.setattr(prep, "LINES_PER_PART", 2)
+    monkeypatch.setattr(prep, "PARTS_PER_GROUP", 2)
+    shown: list[tuple[str, float, list[float]]] = []
+
+    @contextmanager
+    def show_progress_bar(name: str, total: float) -> Iterator[Callable[[float], None]]:
+        shown.append((name, total, []))
+        yield shown[-1][2].append
+
+    monkeypatch.setattr(prep, "show_progress_bar", show_progress_bar)
+    open_lines([{**LINE, "sent_idx_unq": number} for number in range(7)], workers=workers)
+    assert shown == [("encoding train.jsonl", 7, expected)]
+    assert capfd.readouterr().err == ""  # no bars of datasets
+
+
+def test_weak_labels_can_be_left_out(open_lines: Open) -> None:
+    weak = {**LINE, "sent_idx_unq": 8, "gold": [False] * 3}
+    sentences = open_lines([weak, LINE])
+    gold = sentences.select_gold()
+    assert [len(sentences.lengths), len(gold.lengths)] == [4, 2]
+    first, second = gold.read([0, 1])
+    assert (first.sentence, first.number, first.is_gold.tolist()) == (7, 0, [True])
+    assert (first.aliases.tolist(), first.positions.tolist()) == ([0], [0])
+    assert (second.aliases.tolist(), second.positions.tolist()) == ([0], [2])
+    assert gold.read_aliases().tolist() == [0, 0]
+    assert gold.read_meanings().entities.tolist() == [1, 3]
+    assert gold.key == {**sentences.key, "data_config.use_weak_labels": False}
+    with pytest.raises(DataError, match="has no gold mention to train on, only weak labels"):
+        open_lines([weak], overwrite=True).select_gold()
 
 
 def test_a_store_is_valid_for_a_table_to_which_entities_were_added(
