@@ -1,9 +1,12 @@
-"""Builds the entity table of a disambiguator, adds entities to it, and prints a summary of it.
+"""Builds the entity table of a disambiguator, edits its entities, and prints a summary of it.
 
 python bsmeta/entities.py table=entities profiles=profiles.jsonl.gz
 python bsmeta/entities.py table=entities entity_dir=data/entity_db
 python bsmeta/entities.py table=entities entity_dir=data/entity_data emb_dir=data/emb_data
 python bsmeta/entities.py table=entities add=new.jsonl [checkpoint=runs/disambiguation]
+python bsmeta/entities.py table=entities update=changes.jsonl [checkpoint=runs/disambiguation]
+python bsmeta/entities.py table=entities remove=ids.jsonl
+python bsmeta/entities.py table=entities rescore=scores.jsonl
 python bsmeta/entities.py table=entities
 """
 
@@ -11,16 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bsmeta.config.entity_table import EntitiesConfig
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.core.errors import ConfigurationError
 
-_SOURCES = ("profiles", "entity_dir", "add")
+if TYPE_CHECKING:
+    import numpy as np
+
+_EDITS = ("add", "update", "remove", "rescore")
+_SOURCES = ("profiles", "entity_dir", *_EDITS)
 
 
 def main(config: EntitiesConfig) -> None:
-    """Builds the table or adds to it, depending on the key that is set, and prints a summary.
+    """Builds or edits the table, depending on the key that is set, and prints a summary.
 
     Raises:
         ConfigurationError: If keys are missing or exclude each other, or the checkpoint is not a
@@ -30,7 +38,7 @@ def main(config: EntitiesConfig) -> None:
     if config.table is None:
         raise ConfigurationError("table is not set; expected a folder", ["table"])
     _check_keys(config)
-    print(f"{config.table}: {_build_or_extend(config, Path(config.table))}")
+    print(f"{config.table}: {_build_or_edit(config, Path(config.table))}")
 
 
 def _check_keys(config: EntitiesConfig) -> None:
@@ -52,16 +60,19 @@ def _check_keys(config: EntitiesConfig) -> None:
             ["max_candidates"],
         )
 
-    if config.checkpoint is not None and config.add is None:
-        raise ConfigurationError("checkpoint is set without add; set both", ["checkpoint"])
+    if config.checkpoint is not None and config.add is None and config.update is None:
+        raise ConfigurationError(
+            "checkpoint is set without add or update; set one of them, or leave it out",
+            ["checkpoint"],
+        )
 
 
-def _build_or_extend(config: EntitiesConfig, folder: Path) -> str:
-    """Builds the table, adds entities to it, or only opens it; returns a summary of it."""
+def _build_or_edit(config: EntitiesConfig, folder: Path) -> str:
+    """Builds the table, edits it, or only opens it; returns a summary of it."""
     # Imported here because datasets and Arrow load slowly, and the keys are checked first.
     from bsmeta.tasks.disambiguation.entities import EntityTable
     from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
-    from bsmeta.tasks.disambiguation.profiles import MAX_CANDIDATES, add_entities, build_entities
+    from bsmeta.tasks.disambiguation.profiles import MAX_CANDIDATES, build_entities
 
     if config.profiles is not None:
         max_candidates = config.max_candidates or MAX_CANDIDATES
@@ -73,29 +84,41 @@ def _build_or_extend(config: EntitiesConfig, folder: Path) -> str:
         sources = Sources(Path(config.entity_dir), emb_dir, config.types, config.relations)
         return build_from_files(sources, folder, config.max_candidates).summary()
 
-    table = EntityTable.open(folder)
-    if config.add is None:
-        return table.summary()
-
-    # A bad checkpoint is refused before the table is changed.
-    encode_range = None if config.checkpoint is None else _open_encoder(config.checkpoint, folder)
-    extended_table = add_entities(Path(config.add), folder)
-    if encode_range is not None:
-        encode_range(len(table), len(extended_table))
-    return f"{len(extended_table) - len(table):,} added: {extended_table.summary()}"
+    for name in _EDITS:
+        path = getattr(config, name)
+        if path is not None:
+            return _edit(name, Path(path), folder, config.checkpoint)
+    return EntityTable.open(folder).summary()
 
 
-def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
-    """Returns a function that encodes entities with a trained model.
+def _edit(name: str, path: Path, folder: Path, checkpoint: str | None) -> str:
+    """Edits the table by the key with this name; returns a summary of the table."""
+    from bsmeta.tasks.disambiguation import profiles
+    from bsmeta.tasks.disambiguation.entities import EntityTable
 
-    The function takes a range of rows of the table (start, and end exclusive). It caches the
-    embeddings on disk, where predictions with this model read them.
+    edits = {
+        "add": profiles.add_entities,
+        "update": profiles.update_entities,
+        "remove": profiles.remove_entities,
+        "rescore": profiles.rescore_entities,
+    }
+    # A bad table or checkpoint is refused before the table is changed.
+    EntityTable.open(folder)
+    encode = None if checkpoint is None else _open_encoder(checkpoint, folder)
+    edited = edits[name](path, folder)
+    if encode is not None:
+        encode(edited.entities)
+    return f"{edited.version.count:,} {edited.version.action}: {edited.table.summary()}"
+
+
+def _open_encoder(checkpoint: str, table: Path) -> Callable[[np.ndarray], None]:
+    """Returns a function that encodes entities of the table, by number, with a trained model.
+
+    The embeddings are cached on disk, where predictions with this model read them.
 
     Raises:
         ConfigurationError: If the checkpoint is missing, or not a disambiguator's.
     """
-    import numpy as np
-
     from bsmeta.tasks.checkpoints import list_tasks, locate_model, open_task, read_task
     from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 
@@ -110,12 +133,11 @@ def _open_encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
     task, folder = open_task(checkpoint, {"data_config": {"entity_table": str(table)}})
     assert isinstance(task, EntityDisambiguator)
 
-    def encode_range(start: int, end: int) -> None:
-        """Encodes rows `start` to `end - 1` of the table."""
+    def encode(entities: np.ndarray) -> None:
         predictor = task.predictor(task.load(folder).eval())
-        predictor.embeddings.get(np.arange(start, end))
+        predictor.embeddings.get(entities)
 
-    return encode_range
+    return encode
 
 
 if __name__ == "__main__":

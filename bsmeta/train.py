@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 PARENT_PID = os.getppid()
 if __name__ == "__main__":
@@ -23,6 +24,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.startup_table import list_launch_notes, list_table_rows, print_summary
 from bsmeta.config.steps import set_branch_length
 from bsmeta.config.task_entry import Row
+from bsmeta.core.process import run_and_report
 from bsmeta.core.rank import read_rank, runs_shared_checks
 from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import BUILT_IN, TASKS
@@ -101,6 +103,13 @@ def train(run: CheckedRun) -> int:
 
 
 if __name__ == "__main__":
+    if any(argument.split("=")[0] == "--config_script" for argument in sys.argv[1:]):
+        from bsmeta.tasks.disambiguation.config_script import apply_config_script
+
+        script_code = run_and_report(apply_config_script)
+        if script_code:
+            sys.exit(script_code)
+
     run_entry_point(
         main,
         [entry.schema for entry in BUILT_IN.values()],

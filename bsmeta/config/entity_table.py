@@ -9,7 +9,7 @@ from bsmeta.core.keys import key
 
 @dataclass(frozen=True, kw_only=True)
 class EntitiesConfig:
-    """Settings to build, extend or describe a table of entities to which mentions may refer."""
+    """Settings to build, edit or describe a table of entities to which mentions may refer."""
 
     table: str | None = key(None, is_path=True)
     """folder of the table"""
@@ -31,6 +31,14 @@ class EntitiesConfig:
     entity_mappings/config.json, else 30"""
     add: str | None = key(None, is_path=True)
     """profiles of entities to add to the table, whose entities keep their numbers"""
+    update: str | None = key(None, is_path=True)
+    """new content of entities: entity_id and the fields of a profile that change, a line each;
+    mentions, types and relations are replaced as a whole"""
+    remove: str | None = key(None, is_path=True)
+    """entities to remove, with all relations to them: entity_id, a line each"""
+    rescore: str | None = key(None, is_path=True)
+    """new scores of entities as candidates: entity_id and mentions ([[alias, score], …], of some of
+    its aliases) or score (of all its aliases), a line each"""
     checkpoint: str | None = key(None, is_path=True)
-    """a run folder or a checkpoint, whose model encodes the added entities now; null: each entity
-    is encoded when it first becomes a candidate"""
+    """a run folder or a checkpoint, whose model encodes the added or updated entities now; null:
+    each entity is encoded when it first becomes a candidate"""

@@ -28,7 +28,7 @@ from bsmeta.core.files import UnsafeNameError, join_inside
 from bsmeta.core.parsing import decode_json
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 _BLOCK_VALUES = 1 << 20  # hashed at a time
 
 Layout = Mapping[str, str]

@@ -61,6 +61,12 @@ class DisambiguationDataConfig(TableDataConfig):
     )
     max_words: int = key(100, "words of a row; a longer sentence becomes several rows", at_least=1)
 
+    use_weak_labels: bool = key(
+        True,
+        "train on mentions with gold=false, which are never scored; false: as if training "
+        "sentences did not have them",
+    )
+
     alias_form: str = key(
         "text",
         "how an alias is written in a text, to detect mentions; text: as it is; lemma_pos: "
@@ -174,6 +180,15 @@ class DisambiguationConfig(PretrainedConfig):
         "its rank, are added to its score; leave_one_out: less the training mentions of the same "
         "document, for tables whose scores count these",
         choices=("none", "scores", "leave_one_out"),
+    )
+
+    max_kept_tokens: int | None = key(
+        4096,
+        "tokens of sentences or windows in a micro-batch, with padding, up to which the "
+        "activations of the encoder of mentions are kept for the backward pass; those of a larger "
+        "micro-batch are computed again, layer by layer, with the same result (not under ZeRO-3); "
+        "null: no limit",
+        at_least=0,
     )
 
     train_in_candidates: bool = key(

@@ -3,7 +3,8 @@
     python -m bsmeta.tasks.disambiguation.converter wiki_config.json --out configs/wiki.yaml
 
 prints the replacement of each key, or the reason why there is none, and writes a YAML file. Train
-with it by `bsmeta/train.py --config-dir configs --config-name wiki`.
+with it by `bsmeta/train.py --config-dir configs --config-name wiki`, or convert and train at once:
+`bsmeta/train.py --config_script wiki_config.json`.
 """
 
 from __future__ import annotations
@@ -128,14 +129,17 @@ def _convert_entity_dir(value: Any, source: BootlegConfig) -> Conversion:
     if source.is_first_generation and emb_dir:
         arguments += f" emb_dir={emb_dir}"
 
-    if source.is_first_generation:
-        files_by_key = _list_first_files(source)
-    else:
-        files_by_key = _list_second_systems(source)
-    for key, files in files_by_key.items():
+    for key, files in list_entity_files(source).items():
         if files:
             arguments += f" {key}=[{','.join(files)}]"
     return {"data_config.entity_table": table}, f"built by bsmeta/entities.py {arguments}"
+
+
+def list_entity_files(source: BootlegConfig) -> dict[str, list[str]]:
+    """Lists the named files of `types` and `relations`; type systems in the second generation."""
+    if source.is_first_generation:
+        return _list_first_files(source)
+    return {"types": _list_second_systems(source), "relations": []}
 
 
 def _list_first_files(source: BootlegConfig) -> dict[str, list[str]]:
@@ -151,10 +155,10 @@ def _list_first_files(source: BootlegConfig) -> dict[str, list[str]]:
     return {"types": types, "relations": relations}
 
 
-def _list_second_systems(source: BootlegConfig) -> dict[str, list[str]]:
+def _list_second_systems(source: BootlegConfig) -> list[str]:
     """Lists the type systems of the second generation."""
     folder = source.get("data_config.entity_type_data.type_symbols_dir")
-    return {"types": [PurePosixPath(str(folder)).name] if folder else []}
+    return [PurePosixPath(str(folder)).name] if folder else []
 
 
 def _convert_total_eval_batch_size(value: Any, source: BootlegConfig) -> Conversion:
@@ -282,11 +286,7 @@ _RESUME = "resume_from_checkpoint_dir=latest resumes out_dir, and skips what it 
 _OUT_DIR = "out_dir is used as it is"
 _BACKEND = "nccl on GPUs, gloo on CPUs"
 
-_WEAK_LABELS = _drop_with_note(
-    lambda value: value is not False,
-    "as always: weak labels are trained on, and never scored",
-    "leave out the mentions with gold=false: they are trained on",
-)
+_UNSCORED_WEAK_LABELS = _make_drop_rule("weak labels are never scored")
 
 _COMMON_RULES: dict[str, Rule] = {
     "run_config.eval_slices": "eval_slices",
@@ -296,9 +296,9 @@ _COMMON_RULES: dict[str, Rule] = {
     "data_config.train_dataset.file": _move_path("data_config.train_file"),
     "data_config.dev_dataset.file": _move_path("data_config.dev_file"),
     "data_config.test_dataset.file": _move_path("data_config.test_file"),
-    "data_config.train_dataset.use_weak_label": _WEAK_LABELS,
-    "data_config.dev_dataset.use_weak_label": _WEAK_LABELS,
-    "data_config.test_dataset.use_weak_label": _WEAK_LABELS,
+    "data_config.train_dataset.use_weak_label": "data_config.use_weak_labels",
+    "data_config.dev_dataset.use_weak_label": _UNSCORED_WEAK_LABELS,
+    "data_config.test_dataset.use_weak_label": _UNSCORED_WEAK_LABELS,
     "data_config.data_prep_dir": _move_path("data_config.prep_dir"),
     "data_config.eval_slices": "eval_slices",
     "data_config.entity_dir": _convert_entity_dir,
@@ -501,11 +501,8 @@ def _find_rule(rules: Mapping[str, Rule], key: str) -> Rule:
     return _make_drop_rule("unknown here; see whether you need it")
 
 
-def format_yaml(rows: list[Row], source: str) -> str:
-    """Returns our configuration as YAML.
-
-    Args:
-        source: The name of the converted file, for the header.
+def merge_rows(rows: list[Row]) -> dict[str, Any]:
+    """Returns the values of our keys, by dotted key.
 
     Raises:
         ConfigurationError: If two keys are converted to the same key with different values.
@@ -518,7 +515,19 @@ def format_yaml(rows: list[Row], source: str) -> str:
                     f"{row.key}={row.value!r} becomes {name}={value!r}, but another key makes it "
                     f"{values[name]!r}; leave one of them out"
                 )
+    return values
 
+
+def format_yaml(rows: list[Row], source: str) -> str:
+    """Returns our configuration as YAML.
+
+    Args:
+        source: The name of the converted file, for the header.
+
+    Raises:
+        ConfigurationError: See `merge_rows`.
+    """
+    values = merge_rows(rows)
     nested: dict[str, Any] = {}
     for name in sorted(values, key=lambda name: ("." in name, name)):  # top-level keys first
         *sections, last = name.split(".")
@@ -559,7 +568,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     try:
-        rows = convert_keys(_read_config(options.config))
+        rows = convert_keys(read_config(options.config))
         text = format_yaml(rows, options.config.name)
         print(format_rows(rows))
         if options.out is not None:
@@ -572,13 +581,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """Reads a file of YAML, or of JSON with comments.
 
     Raises:
-        ConfigurationError: If it is neither.
+        ConfigurationError: If it cannot be read, or is neither.
     """
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(
+            f"{path} cannot be read: {reason}; expected a configuration of Bootleg, JSON or YAML"
+        ) from error
+
     is_json = text.lstrip().startswith(("{", "//", "/*"))
     try:
         if is_json:

@@ -8,6 +8,7 @@ alone, not on the number of processes or the other rows of a micro-batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,15 +16,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data import derive_seed
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.tokenizer import find_special_tokens
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.embeddings import FrozenStates, FrozenVectors, Neighbors
-from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
-from bsmeta.tasks.disambiguation.model import find_max_text_tokens
+from bsmeta.tasks.disambiguation.entities import NIL, EntityTable, describe_versions
+from bsmeta.tasks.disambiguation.model import (
+    BiEncoder,
+    find_max_text_tokens,
+    load_model,
+    read_table_fingerprint,
+)
 from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
 from bsmeta.tasks.disambiguation.texts import (
     EntityTexts,
@@ -33,6 +41,8 @@ from bsmeta.tasks.disambiguation.texts import (
     Row,
     load_tokenizer,
 )
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("train", "dev", "test")
 SCORE_FLOOR = 0.1
@@ -172,6 +182,7 @@ class RunData:
     """Entity table, tokenizer and encoded splits of a run, each opened on first use."""
 
     def __init__(self, config: DisambiguationConfig) -> None:
+        transformers.utils.logging.disable_progress_bar()  # of loading weights
         self.config = config
         name = config.tokenizer_name or config.model_name
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(name)
@@ -181,6 +192,50 @@ class RunData:
     def table(self) -> EntityTable:
         """The entities."""
         return EntityTable.open(Path(str(self.config.data_config.entity_table)))
+
+    def refuse_edited_table(self, fingerprint: str) -> None:
+        """Refuses to continue a run if the table was edited since its checkpoint.
+
+        Args:
+            fingerprint: Fingerprint of the table in the checkpoint.
+
+        Raises:
+            ConfigurationError: If it was edited. Another table is refused by the stream.
+        """
+        changes = self.table.list_changes(fingerprint)
+        if changes:
+            raise ConfigurationError(
+                f"data_config.entity_table={self.table.folder} was edited since the checkpoint "
+                f"({describe_versions(changes)}), so the run cannot be continued exactly; restore "
+                "the table of the checkpoint, or start a new run: out_dir=ANOTHER",
+                ["data_config.entity_table"],
+            )
+
+    def load_model(self, folder: Path) -> BiEncoder:
+        """Loads a trained model; logs how the table differs from that of its training.
+
+        Raises:
+            DataError: See `model.load_model`.
+        """
+        model = load_model(folder)
+        fingerprint = read_table_fingerprint(folder)
+        if fingerprint is None:
+            return model
+
+        changes = self.table.list_changes(fingerprint)
+        if changes is None:
+            log.warning(
+                "%s was trained with another entity table than %s", folder, self.table.folder
+            )
+        elif changes:
+            log.warning(
+                "%s was edited since %s was trained: %s; candidates and texts of entities are "
+                "those of the edited table",
+                self.table.folder,
+                folder,
+                describe_versions(changes),
+            )
+        return model
 
     @cached_property
     def texts(self) -> EntityTexts:
@@ -237,11 +292,11 @@ class RunData:
         """The training sentences."""
         sentences = self.open_split("train")
         assert sentences is not None  # the configuration was checked
-        return sentences
+        return sentences if self.config.data_config.use_weak_labels else sentences.select_gold()
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Number of training mentions of each entity, with weak labels, int64 [entities]."""
+        """Number of training mentions of each entity, int64 [entities]."""
         return np.bincount(self.train.read_meanings().entities, minlength=len(self.table))
 
     def compute_frozen_outputs(self) -> None:

@@ -22,7 +22,8 @@ from torch import nn
 from torch.nn import functional
 
 from bsmeta.core.files import hold_write_lock, replace_atomically
-from bsmeta.core.progress import report_each, report_progress
+from bsmeta.core.progress import report_each, report_progress, show_progress_bar
+from bsmeta.core.rank import read_rank
 from bsmeta.models.pretrained import choose_device
 from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
@@ -253,7 +254,9 @@ class FrozenVectors:
             self._encoder.encode, run=self._encoder.compute_vectors, is_masked=is_masked
         )
         folder = folder / self.hash_settings("frozen", is_masked)
-        return EntityVectors(folder, self.texts.count, self._hidden_size, self.texts.text, encode)
+        return EntityVectors(
+            folder, len(self.texts.table), self._hidden_size, self.texts.text, encode
+        )
 
     def build_inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> Inputs:
         """Builds the inputs of `BiEncoder.forward` for entities.
@@ -289,9 +292,15 @@ class FrozenVectors:
             masked: Whether outputs for masked titles are needed as well.
         """
         stores = [self._with_title, self._without_title] if masked else [self._with_title]
-        for store in stores:
-            for start in range(0, len(entities), VECTOR_BATCH_SIZE):
-                store.get(entities[start : start + VECTOR_BATCH_SIZE])
+        total = len(stores) * len(entities)
+        done = 0
+        with show_progress_bar("encoding entities", total, shown=read_rank() == 0) as show:
+            for store in stores:
+                for start in range(0, len(entities), VECTOR_BATCH_SIZE):
+                    batch = entities[start : start + VECTOR_BATCH_SIZE]
+                    store.get(batch)
+                    done += len(batch)
+                    show(done)
 
 
 class FrozenStates(FrozenVectors):
@@ -303,7 +312,7 @@ class FrozenStates(FrozenVectors):
         encode = partial(
             self._encoder.encode, run=self._encoder.compute_states, is_masked=is_masked
         )
-        return EntityVectors(folder, self.texts.count, size, self.texts.text, encode, "<f2")
+        return EntityVectors(folder, len(self.texts.table), size, self.texts.text, encode, "<f2")
 
     def build_inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> Inputs:
         mask = build_attention_mask(self._count_tokens(entities))
@@ -335,7 +344,9 @@ class Neighbors:
         self, vectors: FrozenVectors, entities: np.ndarray, count: int, folder: Path
     ) -> None:
         self._entities = entities
-        name = vectors.hash_settings("neighbors", entities.tolist(), vectors.texts.count, count)
+        # An edit of the table may change any text, and which entities there are.
+        table = vectors.texts.table
+        name = vectors.hash_settings("neighbors", entities.tolist(), table.fingerprint, count)
         file = folder / f"{name}.npy"
         with hold_write_lock(file, "the nearest entities of each entity"):
             if not file.exists():
@@ -370,12 +381,12 @@ def _find_nearest(vectors: FrozenVectors, entities: np.ndarray, count: int) -> n
         outputs = vectors.get(numbers, np.zeros(len(numbers), bool))
         return functional.normalize(torch.from_numpy(outputs), dim=1)
 
-    total = vectors.texts.count
+    table = vectors.texts.table
     nearest = np.full((len(entities), count), -1, np.int64)
-    # From entity 1, because entity 0 is NIL.
+    all_entities = np.setdiff1d(np.arange(1, len(table)), table.removed)  # entity 0 is NIL
     blocks = [
-        np.arange(first, min(first + _BLOCK_ENTITIES, total))
-        for first in range(1, total, _BLOCK_ENTITIES)
+        all_entities[first : first + _BLOCK_ENTITIES]
+        for first in range(0, len(all_entities), _BLOCK_ENTITIES)
     ]
 
     for first in range(0, len(entities), QUERY_BATCH_SIZE):
@@ -448,4 +459,4 @@ def open_embeddings(
     name = _hash_settings("trained", _hash_weights(model.state_dict()), texts.settings)
     size = model.settings.embedding_size
     encode = partial(encoder.encode, run=encoder.compute_embeddings)
-    return EntityVectors(folder / name, texts.count, size, texts.text, encode)
+    return EntityVectors(folder / name, len(texts.table), size, texts.text, encode)

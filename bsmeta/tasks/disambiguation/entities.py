@@ -1,14 +1,15 @@
 """The table of entities that mentions may refer to, with the candidates of each alias.
 
-Entities and aliases are numbered from 0. Numbers do not change when entities are added, so prep
-stores and vectors remain valid. Entity 0 is NIL, which stands for any entity not in the table.
+Entities and aliases are numbered from 0. Numbers do not change when the table is edited, so prep
+stores and vectors remain valid. A removed entity keeps its number, but is no candidate and has no
+content. Entity 0 is NIL, which stands for any entity not in the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import report_each, report_progress
 from bsmeta.data.text.caseless import make_caseless
-from bsmeta.tasks.disambiguation.array_folder import ArrayFolder
+from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, Count
 from bsmeta.tasks.disambiguation.string_table import (
     Names,
     Strings,
@@ -46,6 +47,7 @@ ENTITY_LAYOUT = {
     "relation_objects": "<i4",  # for each relation, its object
     **make_list_layout("candidates", "<i4"),  # for each alias, entities
     "candidate_scores": "<f4",
+    "removed": "<i4",  # entities that were removed, ascending
 }
 """The arrays of a table."""
 
@@ -55,16 +57,27 @@ _IS_PLAIN[ord(" ") : ord("~") + 1] = True
 _IS_PLAIN[ord("A") : ord("Z") + 1] = False
 
 
+Action = Literal["built", "added", "updated", "removed", "rescored"]
+"""What a version of a table did with its entities."""
+
+MAX_EXAMPLES = 5
+"""Maximum number of ids that versions of a table and messages name."""
+
+
 class TableVersion(msgspec.Struct):
     """A version of a table; each change makes a new one.
 
     Attributes:
         fingerprint: Hash of the content.
-        entities: Number of entities, including NIL.
+        action: The change that made this version.
+        count: Number of changed entities.
+        examples: Ids of the first changed entities.
     """
 
     fingerprint: str
-    entities: int
+    action: Action
+    count: Count
+    examples: list[str]
 
 
 class TableFacts(msgspec.Struct):
@@ -77,6 +90,26 @@ class TableFacts(msgspec.Struct):
 
     max_candidates: Annotated[int, msgspec.Meta(ge=1)]
     versions: Annotated[list[TableVersion], msgspec.Meta(min_length=1)]
+
+
+def format_examples(examples: Sequence[str], count: int) -> str:
+    """Formats the first ids of `count`, with an ellipsis if there are more."""
+    return ", ".join(examples) + (", …" if count > len(examples) else "")
+
+
+def describe_versions(versions: Sequence[TableVersion]) -> str:
+    """Describes the changes of versions by action: `2 added (Q1, Q2), 1 removed (Q94)`."""
+    parts = []
+    for action in dict.fromkeys(version.action for version in versions):
+        count = 0
+        examples: list[str] = []
+        for version in versions:
+            if version.action == action:
+                count += version.count
+                examples += version.examples
+        names = format_examples(examples[:MAX_EXAMPLES], count)
+        parts.append(f"{count:,} {action} ({names})" if names else f"{count:,} {action}")
+    return ", ".join(parts)
 
 
 class Aliases(Names):
@@ -104,6 +137,7 @@ class EntityTable:
         type_names: Names of types.
         relation_names: Names of relations.
         max_candidates: Maximum number of candidates of an alias.
+        removed: Numbers of the removed entities, int32, ascending.
         fingerprint: Hash of the content.
     """
 
@@ -117,6 +151,7 @@ class EntityTable:
         self.relation_names = Strings(arrays, "relation_names")
 
         self._arrays = arrays
+        self.removed = arrays["removed"]
         self.max_candidates = arrays.facts.max_candidates
         self._versions = arrays.facts.versions
         self.fingerprint = self._versions[-1].fingerprint
@@ -137,33 +172,56 @@ class EntityTable:
             check_table(arrays)
         return cls(arrays)
 
-    def __reduce__(self) -> tuple[Callable[..., EntityTable], tuple[Path, bool]]:
-        return EntityTable.open, (self.folder, False)  # the other process maps the files
+    def __reduce__(self) -> tuple[Callable[..., EntityTable], tuple[Path, str]]:
+        return _reopen_table, (self.folder, self.fingerprint)  # the other process maps the files
 
     def __len__(self) -> int:
-        """Returns the number of entities, including NIL."""
+        """Returns the number of entities, including NIL and removed ones."""
         return len(self.ids)
+
+    def find_entity(self, entity_id: str) -> int:
+        """Returns the number of an entity; -1 if there is none, or it was removed."""
+        entity = self.ids.find(entity_id)
+        return -1 if self.is_removed(entity) else entity
+
+    def is_removed(self, entity: int) -> bool:
+        """Returns whether an entity was removed."""
+        position = int(self.removed.searchsorted(entity))
+        return position < len(self.removed) and int(self.removed[position]) == entity
+
+    def find_alias(self, string: str) -> int:
+        """Returns the number of an alias with candidates; -1 if there is none.
+
+        Differences in case, Unicode composition and white space are ignored.
+        """
+        alias = self.aliases.find(string)
+        return alias if alias >= 0 and self.has_candidates(np.array([alias]))[0] else -1
+
+    def has_candidates(self, aliases: np.ndarray) -> np.ndarray:
+        """Returns whether each alias has a candidate, bool; removals may leave none."""
+        ends = self._arrays["candidates_ends"]
+        starts = np.where(aliases > 0, ends[aliases - 1], 0)
+        return np.asarray(ends[aliases] > starts)
 
     def summary(self) -> str:
         """Describes the table in one line: numbers of entities, aliases, types and relations."""
         counts = np.diff(self._arrays["candidates_ends"], prepend=0)
         return (
-            f"{len(self) - 1:,} entities, {len(counts):,} aliases ({int((counts > 1).sum()):,} of "
+            f"{len(self) - 1 - len(self.removed):,} entities, {int((counts > 0).sum()):,} aliases "
+            f"({int((counts > 1).sum()):,} of "
             f"several entities, {int(counts.max(initial=0))} at most), {len(self.type_names):,} "
             f"types, {len(self._arrays['relations']):,} relations"
         )
 
-    def find_entity_count(self, fingerprint: str) -> int | None:
-        """Returns the number of entities in the version of this table with a fingerprint.
-
-        Files that were built with that version are valid for this table.
+    def list_changes(self, fingerprint: str) -> list[TableVersion] | None:
+        """Returns the versions after the one with a fingerprint, oldest first.
 
         Returns:
-            None if the table never had this fingerprint.
+            [] for the current fingerprint; None if the table never had this fingerprint.
         """
-        for version in self._versions:
-            if version.fingerprint == fingerprint:
-                return version.entities
+        for index in range(len(self._versions) - 1, -1, -1):
+            if self._versions[index].fingerprint == fingerprint:
+                return self._versions[index + 1 :]
         return None
 
     def candidates(self, alias: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,6 +253,20 @@ class EntityTable:
         ]
 
 
+def _reopen_table(folder: Path, fingerprint: str) -> EntityTable:
+    """Opens the table of another process, without verifying it again.
+
+    Raises:
+        DataError: If the table was edited in the meantime, other than by adding entities, which
+            change nothing that the other process has read.
+    """
+    table = EntityTable.open(folder, verify=False)
+    changes = table.list_changes(fingerprint)
+    if changes is None or any(version.action != "added" for version in changes):
+        raise DataError(f"{folder} was edited while it was being read; run the command again")
+    return table
+
+
 def check_table(arrays: ArrayFolder[TableFacts]) -> None:
     """Checks that all numbers and offsets in a table refer to existing values.
 
@@ -220,6 +292,7 @@ def check_table(arrays: ArrayFolder[TableFacts]) -> None:
     check_lists(arrays, "candidates", aliases)
     check_numbers(arrays, "candidates", entities)
     check_length(arrays, "candidate_scores", len(arrays["candidates"]))
+    check_numbers(arrays, "removed", entities)
 
 
 def _check_caseless(arrays: ArrayFolder[TableFacts]) -> None:

@@ -39,13 +39,8 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.data.text.caseless import make_caseless
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems
-from bsmeta.tasks.disambiguation.profiles import (
-    MAX_CANDIDATES,
-    Profile,
-    Relation,
-    is_score,
-    write_table,
-)
+from bsmeta.tasks.disambiguation.profiles import MAX_CANDIDATES, write_table
+from bsmeta.tasks.disambiguation.table_changes import Profile, Relation, is_score
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from bsmeta.tasks.disambiguation.embeddings import (
     compute_split_embeddings,
 )
 from bsmeta.tasks.disambiguation.entities import NIL
-from bsmeta.tasks.disambiguation.model import BiEncoder, load_model, run_model
+from bsmeta.tasks.disambiguation.model import BiEncoder, run_model
 from bsmeta.tasks.disambiguation.prep import Sentences
 from bsmeta.tasks.disambiguation.report import (
     BUILT_IN_SLICES,
@@ -290,7 +290,7 @@ def run_evaluation(
                 "sentences: validation_file=FILE"
             )
 
-        model = load_model(Path(location.model)).to(context.device)
+        model = data.load_model(Path(location.model)).to(context.device)
         folder = Path()  # only rank 0 writes
         if context.is_main:
             has_other_data = config.validation_file is not None
@@ -370,7 +370,7 @@ def _score_compared_model(
         DataError: If its rows do not have the same mentions.
     """
     location, other_data = open_compared_data(data.config)
-    model = load_model(Path(location.model)).to(context.device)
+    model = data.load_model(Path(location.model)).to(context.device)
     rows = other_data.open_file(sentences.path).read_gold()
     other = score_mentions(other_data, model, rows, context, counts=data.counts)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ DEFAULT_MAX_TOKENS = 512
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+_TABLE_KEY = "entity_table"
 
 
 def run_first_layers(
@@ -123,6 +125,30 @@ def run_last_layers(
     return output.last_hidden_state
 
 
+@contextmanager
+def recompute_layers(encoder: PreTrainedModel) -> Iterator[None]:
+    """Runs an encoder without keeping the activations inside its layers for the backward pass.
+
+    They are computed again there, with the same dropout, so the gradients are the same.
+    """
+    layers = list_encoder_layers(encoder)
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def is_partitioned(module: nn.Module) -> bool:
+    """Returns whether the weights are partitioned by ZeRO-3.
+
+    All processes must then run each layer equally often.
+    """
+    return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of the model that its configuration saves."""
@@ -152,6 +178,9 @@ class BiEncoder(nn.Module):
     Args:
         mention_encoder: Encodes sentences or windows.
         entity_encoder: Encodes the texts of entities; None: `mention_encoder` is shared.
+
+    Attributes:
+        max_kept_tokens: The configuration key of this name; None: no limit.
     """
 
     def __init__(
@@ -162,6 +191,7 @@ class BiEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.settings = settings
+        self.max_kept_tokens: int | None = None
         self.mention_encoder = mention_encoder
         self.entity_encoder = entity_encoder
 
@@ -226,18 +256,21 @@ class BiEncoder(nn.Module):
         output = Output(entity_vectors=entity_vectors, entities=entities)
         if entity_states is not None:
             assert entity_mask is not None
-            output.entity_vectors = self._encode_states(entity_states, entity_mask)
+            output.entity_vectors = self._encode_in_chunks(
+                self._run_trained_layers, entity_states, entity_mask
+            )
         elif entity_ids is not None:
+            assert entity_mask is not None
             is_trained = self.settings.entity_layers != 0
             with torch.set_grad_enabled(torch.is_grad_enabled() and is_trained):
-                hidden = self.text_encoder(input_ids=entity_ids, attention_mask=entity_mask)
-                output.entity_vectors = self._pool(hidden.last_hidden_state, entity_mask)
+                output.entity_vectors = self._encode_texts(entity_ids, entity_mask)
         if output.entity_vectors is not None:
             output.entities = _make_embedding(self.entity_layer, output.entity_vectors)
 
         if input_ids is not None:
             assert mention_tokens is not None
-            hidden = self.mention_encoder(input_ids=input_ids, attention_mask=attention_mask)
+            with self._bound_activations(input_ids):
+                hidden = self.mention_encoder(input_ids=input_ids, attention_mask=attention_mask)
             vectors = average_tokens(hidden.last_hidden_state, mention_tokens)
             output.mentions = _make_embedding(self.mention_layer, vectors)
 
@@ -246,41 +279,69 @@ class BiEncoder(nn.Module):
             output.scores = self._score(output.mentions, output.entities, prior, allowed)
         return output
 
+    def _bound_activations(self, ids: torch.Tensor) -> AbstractContextManager[None]:
+        """Recomputes the layers of the mention encoder for texts of more than `max_kept_tokens`.
+
+        On a CPU, the activations of long sentences are mostly probabilities of attention, whose
+        number grows with the square of the longest sentence of a micro-batch.
+        """
+        is_large = self.max_kept_tokens is not None and ids.numel() > self.max_kept_tokens
+        if is_large and torch.is_grad_enabled() and not is_partitioned(self.mention_encoder):
+            return recompute_layers(self.mention_encoder)
+        return nullcontext()
+
     def compute_entity_states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Computes the token states of entity texts before the trained layers."""
         assert self.settings.entity_layers
         return run_first_layers(self.text_encoder, self.settings.entity_layers, ids, mask)
 
-    def _encode_states(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Computes the vectors of texts from token states, in chunks of similar length.
+    def _encode_texts(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Computes the vectors of texts; in chunks if there are more than `MAX_BATCH_TOKENS`."""
+        if ids.numel() <= MAX_BATCH_TOKENS or is_partitioned(self.text_encoder):
+            return self._run_text_encoder(ids, mask)
+        return self._encode_in_chunks(self._run_text_encoder, ids, mask)
 
-        Except in the first chunks, the activations of the trained layers are recomputed in the
-        backward pass, so that the memory does not grow with the number of texts.
+    def _run_text_encoder(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.text_encoder(input_ids=ids, attention_mask=mask)
+        return self._pool(hidden.last_hidden_state, mask)
+
+    def _run_trained_layers(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        assert self.settings.entity_layers
+        last = self.settings.entity_layers
+        return self._pool(run_last_layers(self.text_encoder, last, states.float(), mask), mask)
+
+    def _encode_in_chunks(
+        self,
+        run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        texts: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Computes the vectors of texts in chunks of similar length.
+
+        Except in the first chunks, the activations are recomputed in the backward pass, so that the
+        memory does not grow with the number of texts.
+
+        Args:
+            run: Computes the vectors of a chunk from its inputs and its mask.
+            texts: The inputs, [texts, tokens, …].
         """
         lengths = mask.sum(1).cpu().numpy()
         chunks = sort_into_budgeted_batches(lengths, MAX_BATCH_TOKENS)
 
         vectors = []
         for number, chunk in enumerate(chunks):
-            texts = torch.from_numpy(chunk).to(mask.device)
+            numbers = torch.from_numpy(chunk).to(mask.device)
             max_length = int(lengths[chunk].max())
-            chunk_states = states[texts, :max_length].float()
-            chunk_mask = mask[texts, :max_length]
+            chunk_texts = texts[numbers, :max_length]
+            chunk_mask = mask[numbers, :max_length]
             if number < MAX_KEPT_CHUNKS or not torch.is_grad_enabled():
-                chunk_vectors = self._run_trained_layers(chunk_states, chunk_mask)
+                chunk_vectors = run(chunk_texts, chunk_mask)
             else:
-                chunk_vectors = checkpoint(
-                    self._run_trained_layers, chunk_states, chunk_mask, use_reentrant=False
-                )
+                chunk_vectors = checkpoint(run, chunk_texts, chunk_mask, use_reentrant=False)
             vectors.append(chunk_vectors)
 
         original_order = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(mask.device)
         return torch.cat(vectors)[original_order]
-
-    def _run_trained_layers(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        assert self.settings.entity_layers
-        hidden = run_last_layers(self.text_encoder, self.settings.entity_layers, states, mask)
-        return self._pool(hidden, mask)
 
     def _pool(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Reduces token states, [texts, tokens, hidden], to vectors, float32 [texts, hidden]."""
@@ -378,6 +439,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
         has_nil=not config.train_in_candidates,
     )
     model = BiEncoder(mention_encoder, entity_encoder, settings)
+    model.max_kept_tokens = config.max_kept_tokens
     if config.model_config_file is None:  # random weights have no similarities to preserve
         model.initialize_layers()
     return model
@@ -518,16 +580,21 @@ def _strip_encoder(model: PreTrainedModel) -> PreTrainedModel:
     """Returns the encoder without pooler or decoder, whose weights would get no gradient."""
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False  # a recomputed layer would find its own keys in the cache
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model
 
 
-def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+def save_model(
+    model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Path, table_fingerprint: str
+) -> None:
     """Writes the model to a folder for `load_model`.
 
     Args:
         weights: The weights to write, by name.
+        table_fingerprint: Identifies the entity table that the model was trained with.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS_FILE)
@@ -537,6 +604,7 @@ def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Pa
         "settings": asdict(model.settings),
         "mention_encoder": model.mention_encoder.config.to_dict(),
         "entity_encoder": None if entity_encoder is None else entity_encoder.config.to_dict(),
+        _TABLE_KEY: table_fingerprint,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -565,6 +633,17 @@ def load_model(folder: Path) -> BiEncoder:
             "checkpoint of task=disambiguation"
         ) from error
     return model.eval()
+
+
+def read_table_fingerprint(folder: Path) -> str | None:
+    """Reads the fingerprint of the entity table that a saved model was trained with.
+
+    Returns:
+        None if the model does not name it.
+    """
+    content = parse_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    fingerprint = content.get(_TABLE_KEY)
+    return fingerprint if isinstance(fingerprint, str) else None
 
 
 def _rebuild_encoder(saved_shape: dict[str, Any]) -> PreTrainedModel:

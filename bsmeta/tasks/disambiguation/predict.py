@@ -136,11 +136,12 @@ class Detector:
         counts: Mapping[str, FormCount] | None = None,
         min_share: float = 0.0,
     ) -> None:
+        has_candidates = table.has_candidates(np.arange(len(table.aliases)))
         forms = _collect_forms(table, alias_form)
         for form, count in (counts or {}).items():
             if count.share < min_share:
                 forms.pop(form, None)
-            elif count.alias >= 0:
+            elif count.alias >= 0 and has_candidates[count.alias]:
                 forms[form] = count.alias
 
         # A form must have a letter, a digit or an emoji: "|" may be an alias of the number one, but
@@ -185,10 +186,14 @@ def _mark_edges(text: str, edges: Sequence[int]) -> str:
 
 
 def _collect_forms(table: EntityTable, alias_form: str) -> dict[str, int]:
-    """Maps each form to its alias; of several aliases, to the one with the highest total score."""
+    """Maps each form to its alias; of several aliases, to the one with the highest total score.
+
+    Aliases whose candidates were all removed have no form.
+    """
     forms: dict[str, int] = {}
     total_scores: dict[str, float] = {}
-    for alias, name in enumerate(table.aliases):
+    for alias in np.flatnonzero(table.has_candidates(np.arange(len(table.aliases)))).tolist():
+        name = table.aliases[alias]
         if alias_form == "lemma_pos":
             name = name.rpartition(".")[0].replace("_", " ") or name
         form = make_caseless(name)
@@ -226,7 +231,7 @@ def _has_counts(folder: Path, facts: FormFacts, table: EntityTable) -> bool:
         return False
     saved = ArrayFolder(folder, _FORM_LAYOUT, FormFacts).facts
     is_same = msgspec.structs.replace(saved, entities=facts.entities) == facts
-    return is_same and table.find_entity_count(saved.entities) is not None
+    return is_same and table.list_changes(saved.entities) is not None
 
 
 def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
@@ -236,7 +241,7 @@ def _read_counts(folder: Path, table: EntityTable) -> dict[str, FormCount]:
         DataError: If they are damaged, or made for another table or by another version.
     """
     arrays = ArrayFolder(folder, _FORM_LAYOUT, FormFacts)
-    if table.find_entity_count(arrays.facts.entities) is None:
+    if table.list_changes(arrays.facts.entities) is None:
         raise DataError(
             f"{folder} has counts of the aliases of another table than {table.folder}; delete it, "
             "and name the training lines in data_config.train_file, to count again"
@@ -275,7 +280,7 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
         for line in read_lines(path, problems, advance):
             for mention in line.mentions:
                 form = make_caseless(line.text[mention.start : mention.end])
-                alias_index = table.aliases.find(mention.alias)
+                alias_index = table.find_alias(mention.alias)
                 if form and alias_index >= 0:
                     alias_counts.setdefault(form, Counter())[alias_index] += 1
     problems.close()
@@ -419,7 +424,7 @@ class Predictor:
         return spans
 
     def _find_alias(self, alias: str) -> int:
-        return self._data.table.aliases.find(alias)
+        return self._data.table.find_alias(alias)
 
     def _detect_alias(self, surface: str) -> int:
         """Returns the alias of the whole text of a mention; -1 without one."""

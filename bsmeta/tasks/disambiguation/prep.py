@@ -16,27 +16,33 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import hash_file
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.progress import show_file_bar
+from bsmeta.core.progress import show_file_bar, show_progress_bar
 from bsmeta.core.signals import reset_signals_of_children
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import MIN_INDEXED_BYTES, IndexCache, LineReader
 from bsmeta.data.table.store import open_store, read_saved_key
 from bsmeta.data.text.tokenizer import fingerprint_tokenizer, tokenize_with_spans
-from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.entities import (
+    MAX_EXAMPLES,
+    EntityTable,
+    describe_versions,
+    format_examples,
+)
 from bsmeta.tasks.disambiguation.lines import (
     FileScan,
     Line,
@@ -66,6 +72,7 @@ LINES_PER_PART = 500
 """Number of lines that are encoded together."""
 PARTS_PER_GROUP = 40
 """Number of parts per process in a group; an interrupted build loses the parts of one group."""
+_REMEDY = "build it again with data_config.overwrite_prep=true"
 _MAX_NAMED_LINES = 5  # with lost mentions, in a warning
 
 _ROW_COLUMNS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint32"}
@@ -95,13 +102,15 @@ class Sentences:
         rows: The rows; see the module for their columns.
         facts: `sentences`, `rows`, `mentions`, `lost` (number of mentions that fit no row),
             `bytes_per_mention`, and `slices` (names of slices that lines define).
-        key: Hashes and settings that determine the store.
+        key: Hashes and settings that determine the rows.
+        is_gold_only: Whether weak labels are left out of the rows.
     """
 
     path: Path
     rows: Dataset
     facts: dict[str, Any]
     key: dict[str, Any]
+    is_gold_only: bool = False
 
     def __str__(self) -> str:
         return (
@@ -122,21 +131,20 @@ class Sentences:
         for number, *values in zip(numbers, *columns.values(), strict=True):
             record = dict(zip(columns, values, strict=True))
 
-            rows.append(
-                Row(
-                    number=int(number),
-                    sentence=record["sentence"],
-                    document=record["document"],
-                    tokens=np.array(record["input_ids"], np.int64),
-                    starts=np.array(record["start"], np.int64),
-                    ends=np.array(record["end"], np.int64),
-                    aliases=np.array(record["alias"], np.int64),
-                    entities=pad_sequences(record["entities"], -1),
-                    is_gold=np.array(record["gold"], bool),
-                    positions=np.array(record["position"], np.int64),
-                    slices=[tuple(names) for names in record["slices"]],
-                )
+            row = Row(
+                number=int(number),
+                sentence=record["sentence"],
+                document=record["document"],
+                tokens=np.array(record["input_ids"], np.int64),
+                starts=np.array(record["start"], np.int64),
+                ends=np.array(record["end"], np.int64),
+                aliases=np.array(record["alias"], np.int64),
+                entities=pad_sequences(record["entities"], -1),
+                is_gold=np.array(record["gold"], bool),
+                positions=np.array(record["position"], np.int64),
+                slices=[tuple(names) for names in record["slices"]],
             )
+            rows.append(_drop_weak_labels(row) if self.is_gold_only else row)
         return rows
 
     def read_gold(self) -> list[Row]:
@@ -151,25 +159,50 @@ class Sentences:
             raise DataError(f"{self.path} has no gold mention to score, only weak labels")
         return rows
 
+    def select_gold(self) -> Sentences:
+        """Returns the rows with a gold mention, without their weak labels.
+
+        Raises:
+            DataError: If there are none.
+        """
+        gold = self._read_column("gold")
+        rows_of_mentions = np.repeat(np.arange(len(gold)), gold.value_lengths().to_numpy())
+        is_gold = gold.flatten().to_numpy(zero_copy_only=False)
+        numbers = np.unique(rows_of_mentions[is_gold])
+        if not len(numbers):
+            raise DataError(
+                f"{self.path} has no gold mention to train on, only weak labels; expected some "
+                "with data_config.use_weak_labels=false. Fix: data_config.use_weak_labels=true"
+            )
+        key = {**self.key, "data_config.use_weak_labels": False}
+        return replace(self, rows=self.rows.select(numbers), key=key, is_gold_only=True)
+
     def read_aliases(self) -> np.ndarray:
         """Reads the aliases of all mentions as int64."""
         values = self._read_column("alias").flatten().to_numpy(zero_copy_only=False)
-        return np.asarray(values).astype(np.int64)
+        return np.asarray(values).astype(np.int64)[self._select_mentions()]
 
     def read_meanings(self) -> Meanings:
-        """Reads the entities of all mentions, gold and weak."""
+        """Reads the entities of all mentions, with weak labels unless they are left out."""
+        is_selected = self._select_mentions()
         entities_per_mention = self._read_column("entities").flatten()
+        entities_per_mention = entities_per_mention.filter(pa.array(is_selected))
         counts = entities_per_mention.value_lengths().to_numpy()
         entities = entities_per_mention.flatten().to_numpy().astype(np.int64)
 
         mentions_per_row = self._read_column("alias").value_lengths().to_numpy()
         row_documents = self._read_column("document").to_numpy().astype(np.int64)
-        documents = np.repeat(row_documents, mentions_per_row)
+        documents = np.repeat(row_documents, mentions_per_row)[is_selected]
         return Meanings(
             entities=entities,
             documents=np.repeat(documents, counts),
             aliases=np.repeat(self.read_aliases(), counts),
         )
+
+    def _select_mentions(self) -> np.ndarray:
+        """Returns which mentions of the rows are used, bool [mentions]."""
+        gold = self._read_column("gold").flatten().to_numpy(zero_copy_only=False)
+        return gold.astype(bool) if self.is_gold_only else np.ones(len(gold), bool)
 
     def _read_column(self, name: str) -> Any:
         return self.rows.with_format("arrow")[:][name].combine_chunks()
@@ -211,7 +244,8 @@ def open_prep(
             settings.
 
     Raises:
-        ConfigurationError: If the store was built from another file or with other settings.
+        ConfigurationError: If the store was built from another file or with other settings, or has
+            mentions that the table has lost.
         DataError: If lines are invalid, or the store is damaged or cannot be written.
     """
     if not path.is_file():
@@ -230,28 +264,60 @@ def open_prep(
     if by_content:
         folder = folder.with_name(f"{folder.name}-{_hash_key(key)}")
 
-    # A store that was built with an earlier version of the table is valid, so its key is kept.
+    def open_sentences(key: dict[str, Any]) -> Sentences:
+        work = folder.with_name(f"{folder.name}.work")
+        with reset_signals_of_children():  # the processes of `Dataset.map`
+            rows = open_store(
+                folder,
+                key,
+                lambda: _encode_sentences(encoder, work, _hash_key(key), workers),
+                overwrite=overwrite,
+                remedy=_REMEDY,
+            )
+        shutil.rmtree(work, ignore_errors=True)
+
+        facts = parse_json(rows.info.description)
+        size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
+        facts["bytes_per_mention"] = size / facts["mentions"]
+        return Sentences(path, rows, facts, read_saved_key(folder))
+
+    # A store that was built with an earlier version of the table is valid unless its mentions have
+    # been removed since, so its key is kept.
     saved_entities = read_saved_key(folder).get(_ENTITIES_KEY, "")
-    if table.find_entity_count(saved_entities) is not None:
-        key[_ENTITIES_KEY] = saved_entities
-
-    work = folder.with_name(f"{folder.name}.work")
-    with reset_signals_of_children():  # the processes of `Dataset.map`
-        rows = open_store(
-            folder,
-            key,
-            lambda: _encode_sentences(encoder, work, _hash_key(key), workers),
-            overwrite=overwrite,
-            remedy="build it again with data_config.overwrite_prep=true",
-        )
-    shutil.rmtree(work, ignore_errors=True)
-
-    facts = parse_json(rows.info.description)
-    size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
-    facts["bytes_per_mention"] = size / facts["mentions"]
-    sentences = Sentences(path, rows, facts, read_saved_key(folder))
+    changes = table.list_changes(saved_entities)
+    if changes is None:
+        sentences = open_sentences(key)
+    else:
+        sentences = open_sentences({**key, _ENTITIES_KEY: saved_entities})
+        lost = _describe_lost_mentions(sentences, table)
+        if lost and overwrite:
+            sentences = open_sentences(key)
+        elif lost:
+            raise ConfigurationError(
+                f"{folder} was built before {table.folder} was edited (since then: "
+                f"{describe_versions(changes)}), and has {lost}; take them out of {path}, or add "
+                f"the entities again; then {_REMEDY}"
+            )
     log.info("%s: %s", path, sentences)
     return sentences
+
+
+def _describe_lost_mentions(sentences: Sentences, table: EntityTable) -> str:
+    """Describes the mentions of removed entities, or of aliases without candidates; "" if none."""
+    entities = sentences.read_meanings().entities
+    removed = entities[np.isin(entities, table.removed)]
+    if len(removed):
+        names = [table.ids[entity] for entity in np.unique(removed).tolist()]
+        examples = format_examples(names[:MAX_EXAMPLES], len(names))
+        return f"{len(removed):,} mentions of removed entities ({examples})"
+
+    aliases = sentences.read_aliases()
+    without = aliases[~table.has_candidates(aliases)]
+    if len(without):
+        names = [table.aliases[alias] for alias in np.unique(without).tolist()]
+        examples = format_examples(names[:MAX_EXAMPLES], len(names))
+        return f"{len(without):,} mentions of aliases without an entity ({examples})"
+    return ""
 
 
 def _hash_key(key: dict[str, Any]) -> str:
@@ -268,8 +334,9 @@ def _encode_sentences(encoder: Encoder, work: Path, digest: str, workers: int) -
     Raises:
         DataError: If lines are invalid, or there is no mention.
     """
-    from datasets import Dataset, concatenate_datasets
+    from datasets import Dataset, concatenate_datasets, disable_progress_bars
 
+    disable_progress_bars()  # they would fill log files
     path = encoder.path
     encoder.index_folder = _build_index(path, work / "index")
     scan = _scan_and_warn(path)
@@ -278,23 +345,25 @@ def _encode_sentences(encoder: Encoder, work: Path, digest: str, workers: int) -
     first_lines = range(0, scan.lines, LINES_PER_PART)
     work.mkdir(parents=True, exist_ok=True)
     groups = []
-    for start in range(0, len(first_lines), PARTS_PER_GROUP * workers):
-        group = first_lines[start : start + PARTS_PER_GROUP * workers]
-        name = f"{digest}-{group[0]}-{len(group)}"
-        groups.append(
-            Dataset.from_dict({"first": list(group)}).map(
-                encoder,
-                batched=True,
-                batch_size=1,
-                num_proc=workers if workers > 1 else None,
-                features=features,
-                remove_columns=["first"],
-                cache_file_name=str(work / f"{name}.arrow"),
-                load_from_cache_file=True,
-                new_fingerprint=name,
-                desc=f"encoding {path.name}",
+    with show_progress_bar(f"encoding {path.name}", scan.lines) as show:
+        encoder.advance = lambda lines: show(min(lines, scan.lines))
+        for start in range(0, len(first_lines), PARTS_PER_GROUP * workers):
+            group = first_lines[start : start + PARTS_PER_GROUP * workers]
+            name = f"{digest}-{group[0]}-{len(group)}"
+            groups.append(
+                Dataset.from_dict({"first": list(group)}).map(
+                    encoder,
+                    batched=True,
+                    batch_size=1,
+                    num_proc=workers if workers > 1 else None,
+                    features=features,
+                    remove_columns=["first"],
+                    cache_file_name=str(work / f"{name}.arrow"),
+                    load_from_cache_file=True,
+                    new_fingerprint=name,
+                )
             )
-        )
+            encoder.advance(group[-1] + LINES_PER_PART)
 
     if not groups:
         raise DataError(f"{path} is empty; expected lines of sentences")
@@ -391,11 +460,17 @@ def _refuse_repeated_sentences(path: Path, sentences: np.ndarray, lines: np.ndar
     problems.close()
 
 
+def _ignore(_: float) -> None:
+    """Shows no progress."""
+
+
 class Encoder:
     """Encodes lines of a file; called by `Dataset.map`, in any process.
 
     Attributes:
         index_folder: The index of the file; None for a small file.
+        advance: Called with the number of encoded lines after each part, in the process that builds
+            the store; in those of a pool it does nothing.
     """
 
     def __init__(
@@ -404,6 +479,7 @@ class Encoder:
         self.path = path
         self.tokenizer = tokenizer
         self.index_folder: Path | None = None
+        self.advance: Callable[[float], None] = _ignore
         self._table = table
         self._limits = limits
         self._reader: LineReader | None = None
@@ -412,7 +488,8 @@ class Encoder:
         list(tokenize_with_spans(tokenizer, [""]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None}  # each process opens the file
+        # Each process opens the file, and only one shows the progress.
+        return {**self.__dict__, "_reader": None, "advance": _ignore}
 
     def __call__(self, parts: dict[str, list[int]]) -> dict[str, list[Any]]:
         """Encodes parts of the file.
@@ -430,6 +507,7 @@ class Encoder:
         rows: list[dict[str, Any]] = []
         for first in parts["first"]:
             rows += self.encode_part(self._reader, first)
+            self.advance(first + LINES_PER_PART)
 
         columns: dict[str, list[Any]] = {}
         for name in [*_ROW_COLUMNS, "input_ids", *_MENTION_COLUMNS, "entities", "slices"]:
@@ -460,15 +538,19 @@ class Encoder:
         aliases = []
         entities = []
         for mention in line.mentions:
-            alias = self._table.aliases.find(mention.alias)
+            alias = self._table.find_alias(mention.alias)
             if alias < 0:
                 problems.add(line.number, f"no entity has the alias {mention.alias!r}")
             aliases.append(alias)
 
-            meanings = [self._table.ids.find(entity_id) for entity_id in mention.entities]
+            meanings = [self._table.find_entity(entity_id) for entity_id in mention.entities]
             for entity_id, entity in zip(mention.entities, meanings, strict=True):
                 if entity < 0:
-                    problems.add(line.number, f"there is no entity {entity_id!r}")
+                    is_removed = self._table.ids.find(entity_id) >= 0
+                    reason = f"entity {entity_id!r} was removed from the table"
+                    if not is_removed:
+                        reason = f"there is no entity {entity_id!r}"
+                    problems.add(line.number, reason)
             entities.append(meanings)
         return aliases, entities
 

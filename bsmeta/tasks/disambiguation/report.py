@@ -257,18 +257,63 @@ def compute_results(
         source: The file of the mentions.
         chosen: The slices to report; None: all.
     """
-    is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
-    names = [*is_right]
     _, documents = np.unique(scored.documents, return_inverse=True)
+    comparison = _Comparison(
+        scored=scored,
+        is_right={MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others},
+        documents=documents,
+        resamples=resamples,
+        seed=seed,
+    )
 
-    def score_slice(name: str, members: np.ndarray) -> SliceResult:
-        rights = [right & members for right in is_right.values()]
+    slices = select_slices(scored, chosen)
+    bins = bin_by_count(scored.counts)
+    return Results(
+        source=source,
+        documents=int(documents.max()) + 1,
+        systems=[*comparison.is_right],
+        slices=[
+            comparison.score_slice(name, members)
+            for name, members in slices.items()
+            if members.any()
+        ],
+        by_count=[comparison.score_slice(name, members) for name, members in bins.items()],
+    )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Compares the model with other systems on slices of the same mentions.
+
+    Attributes:
+        is_right: Whether each system is right, bool [mentions] by name; the model is first.
+        documents: Index of the document of each mention, int64 [mentions].
+        resamples: Number of bootstrap resamples of the documents.
+    """
+
+    scored: Scored
+    is_right: Mapping[str, np.ndarray]
+    documents: np.ndarray
+    resamples: int
+    seed: int
+
+    def score_slice(self, name: str, members: np.ndarray) -> SliceResult:
+        """Scores each system on a slice, and the gain of the model over each other system.
+
+        Args:
+            members: bool [mentions], at least one.
+        """
+        names = [*self.is_right]
+        rights = [right & members for right in self.is_right.values()]
         gains = [rights[0].astype(float) - other for other in rights[1:]]
-        sums = np.array([np.bincount(documents, values) for values in [*rights, *gains]])
-        totals = np.bincount(documents, members.astype(float))
+        sums = np.array([np.bincount(self.documents, values) for values in [*rights, *gains]])
+        totals = np.bincount(self.documents, members.astype(float))
 
         intervals = compute_bootstrap_intervals(
-            sums, np.tile(totals, (len(sums), 1)), resamples=resamples, seed=seed
+            sums,
+            np.tile(totals, (len(sums), 1)),
+            resamples=self.resamples,
+            seed=self.seed,
         )
         estimates = [
             Estimate(float(total) / int(members.sum()), interval)
@@ -277,20 +322,10 @@ def compute_results(
         return SliceResult(
             name=name,
             documents=int((totals > 0).sum()),
-            metrics=compute_metrics(scored, members),
+            metrics=compute_metrics(self.scored, members),
             accuracy=dict(zip(names, estimates[: len(names)], strict=True)),
             difference=dict(zip(names[1:], estimates[len(names) :], strict=True)),
         )
-
-    slices = select_slices(scored, chosen)
-    bins = bin_by_count(scored.counts)
-    return Results(
-        source=source,
-        documents=int(documents.max()) + 1,
-        systems=names,
-        slices=[score_slice(name, members) for name, members in slices.items() if members.any()],
-        by_count=[score_slice(name, members) for name, members in bins.items()],
-    )
 
 
 def bin_by_count(counts: np.ndarray) -> dict[str, np.ndarray]:

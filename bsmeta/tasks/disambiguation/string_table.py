@@ -7,7 +7,7 @@ Strings are lists of UTF-8 bytes.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,28 @@ def find_list_range(ends: np.ndarray, number: int) -> slice:
     """
     start = int(ends[number - 1]) if number else 0
     return slice(start, int(ends[number]))
+
+
+def replace_list_ends(ends: np.ndarray, replaced: Mapping[int, Sequence[int]]) -> np.ndarray:
+    """Returns the end offsets of lists after some lists are replaced, by number."""
+    lengths = np.diff(ends, prepend=0)
+    for number, values in replaced.items():
+        lengths[number] = len(values)
+    return np.cumsum(lengths)
+
+
+def replace_list_values(
+    values: np.ndarray, ends: np.ndarray, replaced: Mapping[int, Sequence[int]]
+) -> np.ndarray:
+    """Returns the concatenated values of lists after some lists are replaced, by number."""
+    parts = []
+    copied = 0
+    for number in sorted(replaced):
+        positions = find_list_range(ends, number)
+        new_values = np.array([*replaced[number]], values.dtype)
+        parts += [values[copied : positions.start], new_values]
+        copied = positions.stop
+    return np.concatenate([*parts, values[copied:]])
 
 
 def check_lists(arrays: ArrayFolder[Any], name: str, count: int | None = None) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import nn
 
 from bsmeta.config.steps import BatchPlan
@@ -53,7 +52,6 @@ class EntityDisambiguator(Task):
     """Predicts the entity of each mention among its candidates."""
 
     def __init__(self, config: DisambiguationConfig) -> None:
-        transformers.utils.logging.disable_progress_bar()
         self._config = config
         self.data = RunData(config)
 
@@ -74,6 +72,8 @@ class EntityDisambiguator(Task):
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
         config = self._config
+        if state is not None:
+            self.data.refuse_edited_table(state["fingerprint"]["entities"])
         batches = self._batches
         sentences = self.data.train
 
@@ -147,7 +147,7 @@ class EntityDisambiguator(Task):
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         assert isinstance(model, BiEncoder)
-        models.save_model(model, weights, folder)
+        models.save_model(model, weights, folder, self.data.table.fingerprint)
         self.data.tokenizer.save_pretrained(str(folder))
         write_task_card(
             self._config,
@@ -158,7 +158,7 @@ class EntityDisambiguator(Task):
         )
 
     def load(self, folder: Path) -> nn.Module:
-        return models.load_model(folder)
+        return self.data.load_model(folder)
 
     @property
     def inputs(self) -> tuple[str, ...]:

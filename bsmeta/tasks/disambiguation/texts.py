@@ -7,7 +7,7 @@ Bootleg 1.1: the title without its parenthesis, and each part only if the entity
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
@@ -52,7 +52,7 @@ class EntityTexts:
 
     Attributes:
         settings: The settings that determine the tokens, except the table and the tokenizer.
-        count: Number of entities.
+        table: The entities.
         max_length: See above.
         tokenizer: The tokenizer of the texts.
     """
@@ -65,11 +65,10 @@ class EntityTexts:
         max_length: int,
     ) -> None:
         self.settings = [sorted(parts), max_length]
-        self.count = len(table)
+        self.table = table
         self.max_length = max_length
         self.tokenizer = tokenizer
 
-        self._table = table
         self._parts = [part for part in ENTITY_TEXT if part in parts]
         self._prefix, self._suffix = find_special_tokens(tokenizer)
         self._max_text_tokens = max_length - len(self._prefix) - len(self._suffix)
@@ -142,7 +141,7 @@ class EntityTexts:
         return {part: text for part, text in texts.items() if text}
 
     def _render_part(self, part: str, entity: int) -> str:
-        table = self._table
+        table = self.table
         if part == "title":
             return _PARENTHESIS.sub("", table.titles[entity])
         if part == "types":
@@ -376,33 +375,25 @@ class MentionTexts:
             [mentions, tokens], indices in the flattened texts; and the number of tokens without
             padding.
         """
+        if masked is None:
+            masked = [np.zeros(len(row.aliases), bool) for row in rows]
+
         texts: list[list[int]] = []
-        mention_texts: list[int] = []  # for each mention, the index of its text
-        mention_ranges: list[range] = []  # for each mention, its tokens in that text
-
-        for number, row in enumerate(rows):
-            is_masked = np.zeros(len(row.aliases), bool) if masked is None else masked[number]
-            spans = [*zip(row.starts.tolist(), row.ends.tolist(), strict=True)]
-
-            if not self._in_windows:
+        positions: list[tuple[int, range]] = []  # of each mention: index of its text, its tokens
+        for row, is_masked in zip(rows, masked, strict=True):
+            if self._in_windows:
+                for window in self._build_windows(row, is_masked):
+                    positions.append((len(texts), range(len(window) if self._is_mean else 1)))
+                    texts.append(window)
+            else:
                 shift = len(self._prefix)
-                mention_texts += [len(texts)] * len(spans)
-                mention_ranges += [range(start + shift, end + shift) for start, end in spans]
-                texts.append(self._build_text(row.tokens, compress(spans, is_masked)))
-                continue
-
-            for span, mask in zip(spans, is_masked.tolist(), strict=True):
-                text = self._build_text(row.tokens, [span] * mask, span)
-                mention_texts.append(len(texts))
-                mention_ranges.append(range(len(text) if self._is_mean else 1))
-                texts.append(text)
+                for start, end in _list_spans(row):
+                    positions.append((len(texts), range(start + shift, end + shift)))
+                texts.append(self._build_text(row.tokens, compress(_list_spans(row), is_masked)))
 
         ids = pad_sequences(texts, self._tokenizer.pad_token_id)
         lengths = [len(text) for text in texts]
-        mention_tokens = [
-            np.asarray(tokens) + text * ids.shape[1]
-            for text, tokens in zip(mention_texts, mention_ranges, strict=True)
-        ]
+        mention_tokens = [np.asarray(tokens) + text * ids.shape[1] for text, tokens in positions]
 
         tensors = {
             "input_ids": torch.from_numpy(ids),
@@ -410,6 +401,12 @@ class MentionTexts:
             "mention_tokens": torch.from_numpy(pad_sequences(mention_tokens, -1)),
         }
         return tensors, sum(lengths)
+
+    def _build_windows(self, row: Row, is_masked: np.ndarray) -> Iterator[list[int]]:
+        """Yields the window of each mention of a row; a masked one is masked only in its own."""
+        for span, has_masked_text in zip(_list_spans(row), is_masked.tolist(), strict=True):
+            masked_spans = [span] if has_masked_text else []
+            yield self._build_text(row.tokens, masked_spans, span)
 
     def _build_text(
         self,
@@ -425,3 +422,8 @@ class MentionTexts:
         if window_span is not None:
             tokens = cut_window(tokens, *window_span, self._markers, self._max_window_tokens)
         return [*self._prefix, *tokens.tolist(), *self._suffix]
+
+
+def _list_spans(row: Row) -> list[tuple[int, int]]:
+    """Lists the mentions of a row as ranges of tokens."""
+    return [*zip(row.starts.tolist(), row.ends.tolist(), strict=True)]

@@ -126,7 +126,7 @@ def test_arrays_are_those_of_the_layout(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{", b'"x"', b"null", b"\xff", b"[" * 100_000, b'{"format": 2}']
+    "content", [b"", b"[]", b"{", b'"x"', b"null", b"\xff", b"[" * 100_000, b'{"format": 3}']
 )
 def test_manifests_that_are_none(folder: Path, content: bytes) -> None:
     (folder / "manifest.json").write_bytes(content)

@@ -89,6 +89,7 @@ def test_a_configuration_of_the_first_generation_is_converted() -> None:
             "per_device_eval_batch_size": 32,
             "test_file": "data/wiki_0927/test.jsonl",
             "train_file": "data/wiki_0927/train_full.jsonl",
+            "use_weak_labels": True,
         },
     }
     notes = {row.key: row.note for row in convert_keys(FIRST_CONFIG)}

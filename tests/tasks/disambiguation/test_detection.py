@@ -107,7 +107,7 @@ def test_counts_are_made_once_and_again_for_other_lines(
     detector = open_detector(config, table, tmp_path / "forms")
     assert found(detector, table, "in is") == [("is", "be.v")]
     new = json.dumps({"entity_id": "Q9", "mentions": [["isle.n", 1]], "title": "isle"})
-    table = add_entities(write(tmp_path / "new.jsonl", [new]), table.folder)
+    table = add_entities(write(tmp_path / "new.jsonl", [new]), table.folder).table
     detector = open_detector(config, table, tmp_path / "forms")
     assert found(detector, table, "in is isle") == [("is", "be.v"), ("isle", "isle.n")]
     monkeypatch.undo()

@@ -38,7 +38,7 @@ def test_builds_adds_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"profiles": "a.jsonl"}, "table is not set"),
         ({"table": "t", "add": "a.jsonl", "profiles": "b.jsonl"}, "profiles and add are set"),
         ({"table": "t", "emb_dir": "emb"}, "emb_dir is set without entity_dir"),
-        ({"table": "t", "checkpoint": "run"}, "checkpoint is set without add"),
+        ({"table": "t", "checkpoint": "run"}, "checkpoint is set without add or update"),
         (
             {"table": "t", "add": "a.jsonl", "max_candidates": 5},
             "max_candidates is set without profiles or entity_dir",

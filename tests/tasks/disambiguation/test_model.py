@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ def test_a_saved_model_gives_the_same_scores(
     encoder: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     model = built(encoder, **more)
-    save_model(model, model.state_dict(), tmp_path / "model")
+    save_model(model, model.state_dict(), tmp_path / "model", "table")
     with torch.no_grad():
         found = load_model(tmp_path / "model")(**inputs()).scores
         assert torch.allclose(found, model(**inputs()).scores, atol=1e-5)
@@ -227,11 +228,13 @@ def test_states_give_the_scores_and_gradients_of_the_texts(deep: Path) -> None:
         assert torch.allclose(of_states[name], gradient, atol=1e-6), name
 
 
+@pytest.mark.parametrize("trained", [1, None])
 def test_chunks_that_are_computed_again_have_the_same_gradients(
-    deep: Path, monkeypatch: pytest.MonkeyPatch
+    deep: Path, monkeypatch: pytest.MonkeyPatch, trained: int | None
 ) -> None:
-    model = built(deep, train_entity_layers=1)
-    given = with_states(model)
+    # At the default temperature, rounding errors of the scores would be multiplied by 100.
+    model = built(deep, train_entity_layers=trained, temperature=1.0)
+    given = inputs() if trained is None else with_states(model)
     given["entity_mask"][1, 2:] = 0  # another length, so another chunk
     expected = gradients(model, given)
     monkeypatch.setattr(models, "MAX_BATCH_TOKENS", 4)
@@ -267,3 +270,60 @@ def test_both_parts_make_what_the_whole_encoder_makes(encoder: PreTrainedModel, 
         again = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     assert torch.equal(found[mask > 0], expected[mask > 0])
     assert torch.equal(again, expected)
+
+
+@pytest.mark.parametrize("encoder", encoders(), ids=lambda encoder: type(encoder).__name__)
+def test_recomputed_layers_keep_fewer_activations_and_give_the_same_gradients(
+    encoder: PreTrainedModel,
+) -> None:
+    encoder = encoder.train()
+    encoder.config.use_cache = False
+    ids, mask = torch.randint(5, 50, (3, 40)), torch.ones(3, 40, dtype=torch.int64)
+    mask[1, 4:] = 0
+
+    def run(recompute: bool) -> tuple[float, dict[str, torch.Tensor], int]:
+        """The loss, the gradients, and the bytes that are kept for the backward pass."""
+        kept: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        encoder.zero_grad()
+        torch.manual_seed(0)  # the same dropout
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            with models.recompute_layers(encoder) if recompute else nullcontext():
+                hidden = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+            loss = (hidden.float().sin() * mask.unsqueeze(2)).sum()
+        loss.backward()
+        slopes = {
+            name: parameter.grad.clone()
+            for name, parameter in encoder.named_parameters()
+            if parameter.grad is not None
+        }
+        return loss.item(), slopes, sum(kept.values())
+
+    loss, expected, kept = run(recompute=False)
+    loss_again, slopes, kept_again = run(recompute=True)
+    assert loss_again == loss
+    assert slopes.keys() == expected.keys()
+    assert all(torch.equal(slopes[name], expected[name]) for name in expected)
+    assert kept_again < kept / 2
+
+
+def test_only_large_micro_batches_are_recomputed(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(
+        models, "recompute_layers", lambda encoder: nullcontext(calls.append(encoder))
+    )
+    built(encoder, max_kept_tokens=6)(**inputs())  # the texts have 6 tokens
+    built(encoder, max_kept_tokens=None)(**inputs())
+    model = built(encoder, max_kept_tokens=5)
+    with torch.no_grad():
+        model(**inputs())
+    assert calls == []
+    model(**inputs())
+    assert calls == [model.mention_encoder]

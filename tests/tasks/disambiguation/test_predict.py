@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import bsmeta
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.checkpoints import open_task
-from bsmeta.tasks.disambiguation.profiles import add_entities
+from bsmeta.tasks.disambiguation.profiles import add_entities, remove_entities
 from bsmeta.training.task import Predicts, PredictsFromData
 from tests.conftest import REPOSITORY
 from tests.tasks.disambiguation.helpers import CONTEXTS, write_lines, write_world
@@ -204,6 +205,35 @@ def test_an_added_entity_is_a_candidate_at_once_without_encoding_the_others_agai
     assert encoded == [len(task.data.table) - 1]  # type: ignore[attr-defined]
     assert isinstance(task, PredictsFromData)
     assert task.data_fingerprint() != before  # an interrupted call is not continued with it
+
+
+def test_a_model_predicts_with_the_edited_table_and_names_the_edits(
+    run_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tmp_path / "entities"
+    shutil.copytree(run_folder.parent / "entities", table)
+    keys = {"data_config": {"entity_table": str(table)}}
+    texts = [{"text": sentence("river", word)} for word in ("seal", "spring")]
+
+    def link() -> list[list[str]]:
+        task, folder = open_task(str(run_folder), keys)
+        assert isinstance(task, Predicts)
+        records = task.predict(task.load(folder), texts)
+        return [[entity["entity"] for entity in record["entities"]] for record in records]
+
+    assert link() == [["seal-river"], ["spring-river"]]
+    caplog.clear()
+    names = ("seal-river", "spring-river", "spring-money")
+    remove_entities(
+        write_lines(tmp_path / "names.jsonl", [{"entity_id": name} for name in names]), table
+    )
+    assert link() == [["seal-money"], []]
+    (message,) = [text for text in caplog.messages if "was edited" in text]
+    assert message.startswith(f"{table} was edited since {run_folder}/")
+    assert message.endswith(
+        "3 removed (seal-river, spring-river, spring-money); candidates and texts of entities are "
+        "those of the edited table"
+    )
 
 
 def test_the_program_writes_the_entities_of_each_record(

@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -23,7 +24,12 @@ from bsmeta.tasks.disambiguation import prep
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems, read_lines
 from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
-from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
+from bsmeta.tasks.disambiguation.profiles import (
+    add_entities,
+    build_entities,
+    remove_entities,
+    update_entities,
+)
 from bsmeta.tasks.disambiguation.texts import (
     Chunk,
     Limits,
@@ -381,6 +387,45 @@ def test_a_line_with_many_mentions(open_lines: Open) -> None:
     assert found.rows[-1]["position"][-1] == count - 1
 
 
+@pytest.mark.parametrize(("workers", "expected"), [(1, [2, 4, 4, 6, 7, 7]), (2, [7])])
+def test_progress_counts_encoded_lines(
+    open_lines: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    workers: int,
+    expected: list[int],
+) -> None:
+    monkeypatch.setattr(prep, "LINES_PER_PART", 2)
+    monkeypatch.setattr(prep, "PARTS_PER_GROUP", 2)
+    shown: list[tuple[str, float, list[float]]] = []
+
+    @contextmanager
+    def show_progress_bar(name: str, total: float) -> Iterator[Callable[[float], None]]:
+        shown.append((name, total, []))
+        yield shown[-1][2].append
+
+    monkeypatch.setattr(prep, "show_progress_bar", show_progress_bar)
+    open_lines([{**LINE, "sent_idx_unq": number} for number in range(7)], workers=workers)
+    assert shown == [("encoding train.jsonl", 7, expected)]
+    assert capfd.readouterr().err == ""  # no bars of datasets
+
+
+def test_weak_labels_can_be_left_out(open_lines: Open) -> None:
+    weak = {**LINE, "sent_idx_unq": 8, "gold": [False] * 3}
+    sentences = open_lines([weak, LINE])
+    gold = sentences.select_gold()
+    assert [len(sentences.lengths), len(gold.lengths)] == [4, 2]
+    first, second = gold.read([0, 1])
+    assert (first.sentence, first.number, first.is_gold.tolist()) == (7, 0, [True])
+    assert (first.aliases.tolist(), first.positions.tolist()) == ([0], [0])
+    assert (second.aliases.tolist(), second.positions.tolist()) == ([0], [2])
+    assert gold.read_aliases().tolist() == [0, 0]
+    assert gold.read_meanings().entities.tolist() == [1, 3]
+    assert gold.key == {**sentences.key, "data_config.use_weak_labels": False}
+    with pytest.raises(DataError, match="has no gold mention to train on, only weak labels"):
+        open_lines([weak], overwrite=True).select_gold()
+
+
 def test_a_store_is_valid_for_a_table_to_which_entities_were_added(
     open_lines: Open, tmp_path: Path
 ) -> None:
@@ -388,6 +433,40 @@ def test_a_store_is_valid_for_a_table_to_which_entities_were_added(
     new = json.dumps({"entity_id": "Q1", "mentions": [["lincoln", 99]], "title": "Lincoln Park"})
     add_entities(write(tmp_path / "new.jsonl", [new]), tmp_path / "table")
     assert open_lines().rows[:] == before
+
+
+def test_a_store_with_mentions_that_the_table_has_lost_is_refused(
+    open_lines: Open, tmp_path: Path
+) -> None:
+    before = open_lines([LINE]).rows[:]
+    table = tmp_path / "table"
+    titles = write(tmp_path / "titles.jsonl", [{"entity_id": "Q94", "title": "Mary"}])
+    update_entities(titles, table)
+    assert open_lines().rows[:] == before
+
+    remove_entities(write(tmp_path / "names.jsonl", [{"entity_id": "Q94"}]), table)
+    with pytest.raises(ConfigurationError) as error:
+        open_lines()
+    assert str(error.value) == (
+        f"{tmp_path}/prep/train was built before {table} was edited (since then: 1 updated (Q94), "
+        f"1 removed (Q94)), and has 1 mentions of removed entities (Q94); take them out of "
+        f"{tmp_path}/train.jsonl, or add the entities again; then build it again with "
+        "data_config.overwrite_prep=true"
+    )
+    with pytest.raises(DataError) as data_error:
+        open_lines(overwrite=True)
+    assert str(data_error.value).splitlines()[1:] == [
+        "  line 1: no entity has the alias 'mary lincoln'",
+        "  line 1: entity 'Q94' was removed from the table",
+    ]
+    # The entity has its former number, so the sentences are encoded as before.
+    add_entities(write(tmp_path / "new.jsonl", [TODD]), table)
+    assert open_lines([LINE]).rows[:] == before
+
+    moved = {"entity_id": "Q94", "mentions": [["todd", 1]]}
+    update_entities(write(tmp_path / "moved.jsonl", [moved]), table)
+    with pytest.raises(ConfigurationError, match=r"1 mentions of aliases without an entity \(mary"):
+        open_lines()
 
 
 def test_a_build_that_is_killed_is_resumed(

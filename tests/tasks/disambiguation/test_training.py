@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tasks.disambiguation.helpers import lines, write_encoder, write_world
+from bsmeta.tasks.disambiguation.profiles import update_entities
+from tests.tasks.disambiguation.helpers import lines, write_encoder, write_lines, write_world
 from tests.tasks.training import (
+    KILLED,
     TRAIN,
     Documents,
     Launch,
@@ -63,6 +65,24 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     everyone = len(mentions(lines(24, seed=2)))
     assert (gold, everyone) == (42, 48)
     assert {event["mentions"] for event in events(whole, "eval")} == {42.0}
+
+
+@pytest.mark.long
+def test_a_run_does_not_resume_with_an_edited_table(
+    launch: Launch, tmp_path: Path, encoder: Path
+) -> None:
+    write_world(tmp_path)
+    keys = arguments(tmp_path, encoder, tmp_path / "run")
+    assert launch(KILLED, *keys, check=False, KILL_AT="10").returncode != 0
+    title = {"entity_id": "unseen", "title": "Bank"}
+    update_entities(write_lines(tmp_path / "titles.jsonl", [title]), tmp_path / "entities")
+    done = launch(TRAIN, *keys, "resume_from_checkpoint_dir=latest", check=False)
+    assert done.returncode == 2
+    assert (
+        f"data_config.entity_table={tmp_path}/entities was edited since the checkpoint (1 updated "
+        "(unseen)), so the run cannot be continued exactly; restore the table of the checkpoint, "
+        "or start a new run: out_dir=ANOTHER"
+    ) in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow
