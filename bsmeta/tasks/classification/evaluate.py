@@ -184,7 +184,10 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
 
     batch_size = config.per_device_eval_batch_size or data.per_device_eval_batch_size
     scored = Scorer(len(labels), tokenizer, batch_size, context).score(model, test.chunks)
-    baselines = {} if examples is None else _fit_baselines(config, train, examples, test)
+    baselines: dict[str, np.ndarray] = {}
+    if examples is not None:
+        systems = _name_linear_predictions(model, scored)
+        baselines = _fit_baselines(config, train, examples, test, systems)
     unweighted = [1.0] * len(labels)
     return compute_results(
         test,
@@ -196,21 +199,36 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
     )
 
 
+def _name_linear_predictions(model: nn.Module, scored: AnyScored) -> dict[str, np.ndarray]:
+    """Returns a model's predictions by the name of its system if it is linear; otherwise {}.
+
+    A linear model is its own baseline, which need not be fitted again.
+    """
+    if isinstance(model, Classifier) and model.description.method == LINEAR:
+        return {METHOD_NAMES[LINEAR]: scored.predicted}
+    return {}
+
+
 def _fit_baselines(
-    config: EvaluateConfig, train: ClassificationConfig, examples: Examples, test: TestSet
+    config: EvaluateConfig,
+    train: ClassificationConfig,
+    examples: Examples,
+    test: TestSet,
+    others: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     """Fits baselines on the training table, and predicts the test set; notes go to the test set.
 
     Args:
         train: The configuration of the run.
         examples: The training table.
+        others: See `predict_baselines`.
     """
     training = read_split(examples, "train")
     if config.validation_file is not None:
         _note_training_texts(test, training.texts)
     weights = compute_weights(train, examples)
     validation = read_split(examples, "validation") if examples.has_several else None
-    predicted, notes = predict_baselines(test, training, weights, validation=validation)
+    predicted, notes = predict_baselines(test, training, weights, others, validation)
     test.notes.extend(notes)
     return predicted
 
@@ -499,10 +517,9 @@ def finish_run(
         return {}
 
     scored = scorer.score(model, test.chunks)
-    other_predictions = {
-        METHOD_NAMES[method]: scorer.score(system, test.chunks).predicted
-        for method, system in others.items()
-    }
+    other_predictions = _name_linear_predictions(model, scored)
+    for method, system in others.items():
+        other_predictions[METHOD_NAMES[method]] = scorer.score(system, test.chunks).predicted
     scores = compute_scores(scored, task.weights)
     if context.rank == 0:
         scored_test = _ScoredTest(test, scored, scores, other_predictions, choice)

@@ -516,10 +516,10 @@ def draw_confusion_plot(results: Results) -> Figure:
 
     for row, column in np.ndindex(*confusion.counts.shape):
         share = confusion.shares[row, column]
-        opacity = MAX_OPACITY * share
-        axes.add_patch(
-            Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GOOD, alpha=opacity, linewidth=0)
-        )
+        if share > 0:
+            corner = (column - 0.5, row - 0.5)
+            opacity = MAX_OPACITY * share
+            axes.add_patch(Rectangle(corner, 1, 1, facecolor=GOOD, alpha=opacity, linewidth=0))
         if len(names) <= MAX_NUMBERED_LABELS:
             axes.text(
                 column,

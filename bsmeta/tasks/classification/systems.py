@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_matrix, hstack
 from scipy.special import expit, logsumexp
 from torch import nn
-from transformers import PreTrainedModel
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import build_atomically, delete_path
@@ -61,6 +60,9 @@ from bsmeta.tasks.classification.thresholds import (
     predict_across_folds,
 )
 from bsmeta.training.processes import Processes
+
+if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,14 +24,13 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import FixedSize, TableStream
 from bsmeta.data.text.tokenizer import load_padded_tokenizer
-from bsmeta.models.layers import list_layers
 from bsmeta.tasks.classification import model as models
 from bsmeta.tasks.classification.classifier import (
     ENCODER_PREFIX,
@@ -75,6 +74,9 @@ from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task, split_into_lists
+
+if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -194,6 +196,8 @@ class TextClassifier(Task):
         return float(self.config.layer_decay**depth)
 
     def shape(self) -> Shape:
+        from bsmeta.models.layers import list_layers  # slow to import
+
         with torch.device("meta"):
             model = self.build_model()
         body = model.base_model if self.config.pooling == HEAD else model.encoder
