@@ -92,7 +92,7 @@ def report_results(
     sections = [systems, labels]
     if epochs:
         curves = {"curves": partial(draw_curves_plot, epochs, _choose_main_accuracy(results))}
-        epochs_table = _make_epochs_table(results, epochs)
+        epochs_table = make_epochs_table(results, epochs)
         sections.append(Section("Training", tables=[epochs_table], plots=curves))
 
     unit_count, unit = results.units
@@ -129,7 +129,7 @@ def _make_labels_section(results: Results) -> Section:
     test = results.test
     tables = [_make_label_table(results)]
     if len(test.labels) <= MAX_SHOWN_LABELS and not test.has_several:
-        tables.append(_make_confusion_table(results))
+        tables.append(make_confusion_table(results))
     tables.append(_make_distribution_table(results))
 
     plots = {"labels": partial(draw_labels_plot, results)}
@@ -230,7 +230,7 @@ def _choose_main_accuracy(results: Results) -> str:
     return "subset_accuracy" if results.test.has_several else "accuracy"
 
 
-def _list_scores(results: Results) -> MetricTable[Classified]:
+def list_scores(results: Results) -> MetricTable[Classified]:
     """Returns the scores of the first tables: all, or with several labels `MAIN_SCORES`."""
     has_several = results.test.has_several
     table = choose_scores(has_several=has_several)
@@ -274,8 +274,12 @@ def select_labels(results: Results) -> list[int]:
     return sorted([*frequent, *worst[:half]])
 
 
-def _describe_selection(results: Results) -> str:
-    """Describes how the labels of a table were selected; "" if it has all labels."""
+def describe_selection(results: Results, json_name: str = "evaluation.json") -> str:
+    """Describes how the labels of a table were selected; "" if it has all labels.
+
+    Args:
+        json_name: The file of the report that has all labels.
+    """
     label_count = len(results.test.labels)
     if label_count <= MAX_SHOWN_LABELS:
         return ""
@@ -283,15 +287,17 @@ def _describe_selection(results: Results) -> str:
     half = MAX_SHOWN_LABELS // 2
     return (
         f" The {half} most frequent of {label_count:,} labels, and the {half} with the "
-        "lowest F1 among the others; evaluation.json has all."
+        f"lowest F1 among the others; {json_name} has all."
     )
 
 
-def _make_score_columns(table: MetricTable[Classified]) -> list[Column]:
+def make_score_columns(table: MetricTable[Classified]) -> list[Column]:
+    """Makes the columns of a table of scores, after one of names."""
     return [Column("system"), *(Column(score.label, score.format) for score in table.values())]
 
 
-def _make_difference_columns(table: MetricTable[Classified]) -> list[Column]:
+def make_difference_columns(table: MetricTable[Classified]) -> list[Column]:
+    """Makes the columns of a table of differences of scores, after one of names."""
     columns = [Column(score.label, score.format_difference) for score in table.values()]
     return [Column("system"), *columns]
 
@@ -308,9 +314,9 @@ def _make_systems_table(results: Results) -> Table:
             " A text without labels that is predicted to have none counts as 1 in sample F1; micro "
             "F1 counts pairs of a text and a label, macro F1 is the mean over the labels."
         )
-    table = _list_scores(results)
+    table = list_scores(results)
     rows = _make_score_rows(results, table)
-    return Table(f"Scores on {results.test.source}", note, _make_score_columns(table), rows)
+    return Table(f"Scores on {results.test.source}", note, make_score_columns(table), rows)
 
 
 def _make_score_rows(results: Results, table: MetricTable[Classified]) -> list[list[Cell]]:
@@ -325,23 +331,23 @@ def _make_precision_table(results: Results) -> Table:
     every = choose_scores(has_several=True)
     table = {name: score for name, score in every.items() if name not in MAIN_SCORES}
     return Table(
-        "Precision and recall", "", _make_score_columns(table), _make_score_rows(results, table)
+        "Precision and recall", "", make_score_columns(table), _make_score_rows(results, table)
     )
 
 
 def _make_differences_table(results: Results) -> Table:
-    scores = _list_scores(results)
+    scores = list_scores(results)
     rows: list[list[Cell]] = [
         [system.name, *(system.differences[name] for name in scores)]
         for system in results.systems[1:]
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
-    table = Table("Difference from the model", note, _make_difference_columns(scores), rows)
+    table = Table("Difference from the model", note, make_difference_columns(scores), rows)
     return table.sort_by(scores[_choose_main_score(results)].label)
 
 
 def _make_choice_table(results: Results, choice: Choice) -> Table:
-    shown_scores = _list_scores(results)
+    shown_scores = list_scores(results)
     every_score = choose_scores(has_several=results.test.has_several)
     rows: list[list[Cell]] = []
     for system in choice.systems:
@@ -358,7 +364,7 @@ def _make_choice_table(results: Results, choice: Choice) -> Table:
         )
 
     columns = [
-        *_make_score_columns(shown_scores),
+        *make_score_columns(shown_scores),
         Column("minus the best", "{:+.3f}".format),
         Column("settings", str),
     ]
@@ -386,14 +392,15 @@ def _make_label_table(results: Results) -> Table:
         Column("F1", "{:.3f}".format),
         Column("texts", COUNT),
     ]
-    note = f"Texts: those with this true label.{_describe_selection(results)}"
+    note = f"Texts: those with this true label.{describe_selection(results)}"
     if results.test.has_several:
         columns.append(Column("threshold", "{:.3f}".format))
         note = f"Threshold: the probability from which a text has the label. {note}"
     return Table("The model by label", note, columns, rows)
 
 
-def _make_confusion_table(results: Results) -> Table:
+def make_confusion_table(results: Results, title: str = "Confusion matrix") -> Table:
+    """Makes the table of the first system's confusion matrix."""
     confusion = _select_confusion(results)
     rows: list[list[Cell]] = []
     for label, counts, shares in zip(
@@ -404,7 +411,7 @@ def _make_confusion_table(results: Results) -> Table:
 
     note = "Rows: true labels; columns: predictions of the model; in brackets, shares of the row."
     columns = [Column("true"), *(Column(label, str) for label in confusion.labels)]
-    return Table("Confusion matrix", note, columns, rows)
+    return Table(title, note, columns, rows)
 
 
 class _ShownConfusion(NamedTuple):
@@ -442,13 +449,14 @@ def _make_distribution_table(results: Results) -> Table:
         rows.append(row)
     rows.append(["all", *(f"{total:,}" for total in totals.values())])
 
-    note = f"Source texts, and shares of the split.{_describe_selection(results)}"
+    note = f"Source texts, and shares of the split.{describe_selection(results)}"
     return Table("Labels", note, [Column("label"), *(Column(name, str) for name in splits)], rows)
 
 
-def _make_epochs_table(results: Results, epochs: Sequence[Epoch]) -> Table:
+def make_epochs_table(results: Results, epochs: Sequence[Epoch]) -> Table:
+    """Makes the table of the training curves."""
     accuracy = _choose_main_accuracy(results)
-    scores = _list_scores(results)
+    scores = list_scores(results)
     columns = {
         "epoch": Column("epoch", "{:g}".format),
         "step": Column("step", COUNT),
