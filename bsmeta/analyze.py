@@ -28,7 +28,7 @@ def main(config: AnalyzeConfig) -> None:
         list_prediction_files,
         name_report_folder,
     )
-    from bsmeta.tasks.classification.analysis_report import report_analysis
+    from bsmeta.tasks.classification.report_analysis import report_analysis
 
     files = list_prediction_files(config)
     analysis = analyze_runs(config, files)

@@ -136,6 +136,10 @@ CALLS: dict[str, Callable[[World], list[str]]] = {
     "predict": lambda world: [
         "checkpoint=labels", "input=texts.jsonl", quoted("output", world.named(".csv")),
     ],
+    "analyze": lambda world: [
+        quoted("predictions", f"results/{EVIL}_testset_predictions.csv"),
+        quoted("table", world.table), "bootstrap_resamples=20",
+    ],
     "annotate": lambda world: [
         quoted("input", world.named(".jsonl.gz")), quoted("output", world.named("")), "workers=1",
         "report=true", "annotators=[html,url,title]",

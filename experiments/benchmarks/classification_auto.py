@@ -165,10 +165,10 @@ def make_noise(data: Path) -> list[Row]:
 
 
 TABLES: dict[str, tuple[Callable[[Path], list[Row]], int]] = {
-    "languages": (make_languages, 1200),
+    "languages": (make_languages, 900),
     "japanese": (make_japanese, 800),
-    "code": (make_code, 2000),
-    "urls": (make_urls, 1500),
+    "code": (make_code, 1000),
+    "urls": (make_urls, 1000),
     "rare": (make_rare, 2000),
     "three_rows": (make_three_rows, 135),
     "measurements": (make_measurements, 178),

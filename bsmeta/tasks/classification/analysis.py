@@ -1,6 +1,6 @@
 """Analyzes the predictions of runs from their result files: scores, mistakes and calibration.
 
-    prediction_files -> runs on the same rows -> scores (results), calibration -> analysis_report
+    prediction_files -> runs on the same rows -> scores (results), calibration -> report_analysis
 
 All runs are scored on the same resamples, so their differences are paired. The resampled units are
 the rows; or, if the table of the runs is given, its groups or distinct texts, as at the end of a

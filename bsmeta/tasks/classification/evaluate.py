@@ -15,7 +15,6 @@ the validation split, as for the model.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import logging
@@ -44,6 +43,7 @@ from bsmeta.data.table.records import (
     flatten_record,
     is_record_file,
     read_record_rows,
+    write_csv_row,
 )
 from bsmeta.data.table.text_file import AUTO
 from bsmeta.data.text.tokenizer import load_padded_tokenizer
@@ -708,7 +708,6 @@ def write_predictions(
         _replace_when_complete(file) as part,
         part.open("w", encoding="utf-8", newline="") as output,
     ):
-        writer = csv.writer(output, lineterminator="\n")
         texts = zip(scored.sources, scored.labels, iterate_predictions(scored, labels), strict=True)
         for position, (source, label, prediction) in enumerate(texts):
             true_labels: Any = (
@@ -718,11 +717,11 @@ def write_predictions(
             )
             row = {"row": source, **flatten_record({"label": true_labels, **prediction})}
             if position == 0:
-                writer.writerow(escape_cells(row))  # the header
+                write_csv_row(output, escape_cells(row))  # the header
             cells = (
                 f"{value:.6f}" if isinstance(value, float) else value for value in row.values()
             )
-            writer.writerow(escape_cells(cells))
+            write_csv_row(output, escape_cells(cells))
 
 
 def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> None:

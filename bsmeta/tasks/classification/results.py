@@ -303,8 +303,14 @@ def resample_label_scores(
     for times in draw_resamples(len(counts.samples), resamples=resamples, seed=seed):
         totals, _ = counts.resample(times)
         scores = compute_label_scores(totals)
+        # In resamples without a text or a prediction of a label, its scores are undefined.
+        texts = {
+            "precision": totals.predicted,
+            "recall": totals.true,
+            "f1": totals.true + totals.predicted,
+        }
         for name, score_draws in draws.items():
-            score_draws.append(scores[name])
+            score_draws.append(np.where(texts[name] > 0, scores[name], np.nan))
 
     columns = {name: np.concatenate(score_draws) for name, score_draws in draws.items()}
     return [
