@@ -259,13 +259,13 @@ def format_row(name: str, results: dict[str, Any], seconds: float) -> str:
     model = results["systems"]["model"]["macro_f1"]
     linear = results["systems"].get(LINEAR, {}).get("macro_f1", model)
     low, high = linear.get("minus_model_interval", (0.0, 0.0))
-    difference = -linear.get("minus_model", 0.0)
+    difference = 0.0 - linear.get("minus_model", 0.0)
     cells = [
         name,
         f"{rows:,}, {len(results['labels'])}",
         f"{linear['value']:.3f}",
         f"{model['value']:.3f}",
-        f"{difference:+.3f} ({-high:+.3f} to {-low:+.3f})",
+        f"{difference:+.3f} ({0.0 - high:+.3f} to {0.0 - low:+.3f})",
         results["choice"]["chosen"],
         f"{seconds:.0f}",
     ]

@@ -120,8 +120,8 @@ class Analysis:
     @property
     def results(self) -> Results:
         """The scores of all runs."""
-        own = self.first.results
-        return Results(own.test, [run.compared for run in self.runs], own.scores, own.folded)
+        test = self.first.results.test
+        return Results(test, [run.compared for run in self.runs], {}, folded=0)
 
 
 def list_prediction_files(config: AnalyzeConfig) -> list[Path]:
@@ -204,8 +204,8 @@ def analyze_runs(config: AnalyzeConfig, files: Sequence[Path]) -> Analysis:
 def _read_all_stats(config: AnalyzeConfig, files: Sequence[Path]) -> list[Stats | None]:
     """Reads the statistics of each run; None for a run without."""
     if config.stats is None:
-        found = [find_stats(file) for file in files]
-        return [None if file is None else read_stats(file) for file in found]
+        stats_files = [find_stats(file) for file in files]
+        return [None if file is None else read_stats(file) for file in stats_files]
 
     named = _list_files("stats", config.stats)
     if len(named) != len(files):

@@ -74,26 +74,14 @@ def measure_calibration(
         excess_draws.append(excess.sum(1) / drawn_counts.sum(1))
 
     total_counts = counts.sum(0)
-    total_right = right_sums.sum(0)
-    total_excess = probability_sums.sum(0) - total_right
-    shares = np.concatenate(share_draws)
-    filled_bins: list[Bin] = []
-    for number in np.flatnonzero(total_counts).tolist():
-        count = total_counts[number]
-        share_right = Estimate(
-            float(total_right[number] / count), compute_central_interval(shares[:, number])
-        )
-        filled_bins.append(
-            Bin(
-                low=number / bin_count,
-                high=(number + 1) / bin_count,
-                count=int(count),
-                mean_probability=float(probability_sums[:, number].sum() / count),
-                share_right=share_right,
-            )
-        )
+    total_excess = (probability_sums - right_sums).sum(0)
     return Calibration(
-        bins=filled_bins,
+        bins=_make_bins(
+            total_counts,
+            probability_sums.sum(0),
+            right_sums.sum(0),
+            np.concatenate(share_draws),
+        ),
         overconfidence=Estimate(
             float(total_excess.sum() / total_counts.sum()),
             compute_central_interval(np.concatenate(excess_draws)),
@@ -103,6 +91,33 @@ def measure_calibration(
             compute_central_interval(np.concatenate(error_draws)),
         ),
     )
+
+
+def _make_bins(
+    counts: np.ndarray, probability_sums: np.ndarray, right_sums: np.ndarray, shares: np.ndarray
+) -> list[Bin]:
+    """Makes the bins that have predictions.
+
+    Args:
+        counts: float64 [bins], number of predictions.
+        probability_sums: float64 [bins], sums of the probabilities.
+        right_sums: float64 [bins], numbers of right predictions.
+        shares: float64 [resamples, bins], shares of right predictions.
+    """
+    filled_bins: list[Bin] = []
+    for number in np.flatnonzero(counts).tolist():
+        count = counts[number]
+        share = float(right_sums[number] / count)
+        filled_bins.append(
+            Bin(
+                low=number / len(counts),
+                high=(number + 1) / len(counts),
+                count=int(count),
+                mean_probability=float(probability_sums[number] / count),
+                share_right=Estimate(share, compute_central_interval(shares[:, number])),
+            )
+        )
+    return filled_bins
 
 
 def _sum_cells(

@@ -1,4 +1,4 @@
-"""Scores the test set after the last step, and again, or another table, for `evaluate.py`.
+"""Scores the test split at the end of a run, and that split or another table for `evaluate.py`.
 
 After the last step, `NAME_testset_predictions.csv`, `NAME_train_test_stats.json` and
 `NAME_trained_model.sav` are written beside the CSV file or to `results_dir`, and the report to

@@ -82,8 +82,8 @@ DROPOUT_NAMES = (
 MAX_LISTED_PROBABILITIES = 100
 """Maximum number of labels for which a prediction lists all probabilities."""
 MAX_SCORED_PAIRS = 1 << 27
-"""Maximum number of pairs of a text and a label that are scored if a text may have several labels:
-the probability of each pair is kept, to choose thresholds."""
+"""Maximum number of pairs of a text and a label to score if a text may have several labels; the
+probability of each pair is kept for choosing thresholds."""
 THRESHOLDS_ENTRY = "label_thresholds"
 """The entry of `config.json` with the thresholds of the labels, in a model of transformers."""
 MAX_LOGITS = 1 << 21
@@ -409,8 +409,8 @@ def compute_label_weights(
 ) -> list[float]:
     """Computes the weight of each label in the loss.
 
-    If a text may have several labels, it is the weight of texts with the label in the loss of that
-    label, in which texts without it have the weight 1.
+    If a text may have several labels, the weight applies to texts with the label, in the loss of
+    that label; texts without it weigh 1.
 
     Args:
         class_weights: The value of the key `class_weights`.

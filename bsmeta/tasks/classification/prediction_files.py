@@ -63,6 +63,7 @@ class Predictions:
         columns = np.array([labels.index(label) for label in self.labels])
 
         def widen(values: np.ndarray) -> np.ndarray:
+            """Moves the columns of labels, and adds empty ones."""
             wide = np.zeros((len(values), len(labels)), values.dtype)
             wide[:, columns] = values
             return wide
@@ -70,15 +71,12 @@ class Predictions:
         probabilities = self.probabilities
         if probabilities is not None and probabilities.shape[1] == len(self.labels):
             probabilities = widen(probabilities)
-        if self.has_several:
-            truth, predicted = widen(self.truth), widen(self.predicted)
-        else:
-            truth, predicted = columns[self.truth], columns[self.predicted]
+        renumber = widen if self.has_several else columns.__getitem__
         return replace(
             self,
             labels=tuple(labels),
-            truth=truth,
-            predicted=predicted,
+            truth=renumber(self.truth),
+            predicted=renumber(self.predicted),
             probabilities=probabilities,
         )
 

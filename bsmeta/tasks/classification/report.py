@@ -26,14 +26,16 @@ from bsmeta.report.page import (
 )
 from bsmeta.report.palette import GOOD, INK, MUTED, SERIES
 from bsmeta.tasks.classification.config import COMBINED, FINE_TUNE, FROZEN, LINEAR
-from bsmeta.tasks.classification.metrics import Classified, choose_scores
+from bsmeta.tasks.classification.metrics import METRICS, Classified, choose_scores
 from bsmeta.tasks.classification.results import (
     FIRST_CHUNK,
     Choice,
     Compared,
     Confusion,
     Results,
+    estimate_standard_error,
 )
+from bsmeta.tasks.classification.store import list_first
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +51,7 @@ METHOD_NAMES = {
     COMBINED: "TF-IDF and frozen vectors + linear SVM",
     FINE_TUNE: "fine-tuned encoder",
 }
-"""Names of the methods in reports."""
+"""Names of the methods in reports, the simplest method first."""
 
 BASELINES = (MAJORITY_SET, MAJORITY_LABELS, METHOD_NAMES[LINEAR])
 """Names of the baselines of a model of several labels."""
@@ -58,6 +60,8 @@ MAX_SHOWN_LABELS = 30
 """Maximum number of labels in tables and plots; see `select_labels`."""
 MAX_NAME_CHARS = 28
 """Maximum characters of a label in a plot."""
+MAX_LISTED_LABELS = 5
+"""Maximum number of labels in a sentence."""
 OTHERS_LABEL = "all others"
 MAX_NUMBERED_LABELS = 20
 """Maximum number of labels for which the plot of the confusion matrix shows counts."""
@@ -152,16 +156,70 @@ def summarize_results(results: Results) -> list[str]:
             f"interval {accuracy.low:.1%} to {accuracy.high:.1%}, {units})."
         ]
     if results.choice is not None:
-        sentences.append(
-            f"It is the {METHOD_NAMES[results.choice.chosen]}, the simplest of "
-            f"{len(results.choice.systems)} systems that is within one standard error of the best "
-            "on the validation split."
-        )
+        sentences.append(describe_choice(results.choice))
     sentences += warn_of_rough_intervals(unit_count, unit)
     sentences += _summarize_other_systems(results, strongest)
+    sentences += describe_unpredicted_labels(results)
 
     notes = [f"{_capitalize(note)}." for note in results.test.notes]
     return [*sentences, *notes]
+
+
+def describe_unpredicted_labels(results: Results) -> list[str]:
+    """Names the labels of test texts that the model never predicts, in a sentence; [] if none."""
+    totals = results.systems[0].confusion.totals()
+    unpredicted = np.flatnonzero((totals.true > 0) & (totals.predicted == 0))
+    if not len(unpredicted):
+        return []
+
+    most_frequent_first = unpredicted[np.argsort(-totals.true[unpredicted], kind="stable")]
+    names = [repr(results.test.labels[label]) for label in most_frequent_first.tolist()]
+    verb = "label is" if len(names) == 1 else "labels are"
+    return [
+        f"{len(names):,} {verb} never predicted: {list_first(names, MAX_LISTED_LABELS)}. With "
+        "class_weights=balanced, the texts of rare labels weigh more."
+    ]
+
+
+def describe_choice(choice: Choice) -> str:
+    """Describes in a sentence which system `method=auto` chose, and why."""
+    best = choice.systems[0]
+    chosen = next(system for system in choice.systems if system.name == choice.chosen)
+    score = METRICS[choice.metric]
+    name = METHOD_NAMES[chosen.name]
+    value = f"{score.label} {score.format(chosen.scores[choice.metric].value)}"
+    if chosen is not best:
+        return (
+            f"It is the {name} ({value} on the validation split), the simplest of "
+            f"{len(choice.systems)} systems within one standard error of the best, the "
+            f"{METHOD_NAMES[best.name]}: {_describe_gap(choice, chosen)}."
+        )
+
+    sentence = (
+        f"It is the {name}, the best of {len(choice.systems)} systems on the validation split "
+        f"({value})"
+    )
+    simpler = [system for system in choice.systems[1:] if is_simpler(system.name, best.name)]
+    if not simpler:
+        return f"{sentence}; there is no simpler one."
+    closest = simpler[0]
+    return (
+        f"{sentence}; no simpler one is within one standard error, the closest is the "
+        f"{METHOD_NAMES[closest.name]}: {_describe_gap(choice, closest)}."
+    )
+
+
+def _describe_gap(choice: Choice, system: Compared) -> str:
+    """Describes the difference of a system from the best one, and its standard error."""
+    difference = system.differences[choice.metric]
+    error = estimate_standard_error(difference)
+    return f"difference {difference.value:+.3f}, standard error {error:.3f}"
+
+
+def is_simpler(method: str, other: str) -> bool:
+    """Returns whether a method is simpler than another; `METHOD_NAMES` begins with the simplest."""
+    methods = [*METHOD_NAMES]
+    return methods.index(method) < methods.index(other)
 
 
 def _summarize_other_systems(results: Results, strongest: Compared | None) -> list[str]:

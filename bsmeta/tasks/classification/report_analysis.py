@@ -25,6 +25,7 @@ from bsmeta.tasks.classification.analysis import Analysis, AnalyzedRun, list_run
 from bsmeta.tasks.classification.report import (
     MAX_SHOWN_LABELS,
     describe_selection,
+    describe_unpredicted_labels,
     draw_confusion_plot,
     draw_curves_plot,
     draw_systems_plot,
@@ -87,9 +88,12 @@ def summarize_analysis(analysis: Analysis) -> list[str]:
     results = analysis.results
     unit_count, unit = results.units
     first = analysis.first
-    name, description = ("accuracy", "predicts the label of {} of {:,} texts right")
     if results.test.has_several:
-        name, description = ("subset_accuracy", "predicts exactly the labels of {} of {:,} texts")
+        name = "subset_accuracy"
+        description = "predicts exactly the labels of {} of {:,} texts"
+    else:
+        name = "accuracy"
+        description = "predicts the label of {} of {:,} texts right"
     score = first.compared.scores[name]
     result = description.format(f"{score.value:.1%}", results.texts)
     sentences = [
@@ -98,6 +102,9 @@ def summarize_analysis(analysis: Analysis) -> list[str]:
     ]
     sentences += [_summarize_pairing(run, first, name) for run in analysis.runs[1:]]
     sentences += [sentence for run in analysis.runs for sentence in _summarize_calibration(run)]
+    for run in analysis.runs:
+        unpredicted = describe_unpredicted_labels(run.results)
+        sentences += [f"{run.name}: {sentence}" for sentence in unpredicted]
     sentences += warn_of_rough_intervals(unit_count, unit)
     return [*sentences, *(f"{note[0].upper()}{note[1:]}." for note in analysis.notes)]
 

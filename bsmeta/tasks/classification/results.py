@@ -40,6 +40,7 @@ from bsmeta.tasks.classification.set_counts import SetCounts, UnitCounts, comput
 MODEL = "model"
 FIRST_CHUNK = "model, first chunk only"
 
+_Z_95 = 1.96  # half the width of a 95% interval, in standard errors
 _MAX_COUNTS = 1 << 22  # counts of labels in resamples, in memory at a time
 
 
@@ -264,6 +265,11 @@ def _resample_set_scores(
             classified = Classified(totals, samples=samples)
             batches.append({name: score.compute(classified) for name, score in table.items()})
     return _join_batches(batches)
+
+
+def estimate_standard_error(estimate: Estimate) -> float:
+    """Returns the standard error of a normal estimate, from the width of its 95% interval."""
+    return (estimate.high - estimate.low) / (2 * _Z_95)
 
 
 class LabelIntervals(NamedTuple):

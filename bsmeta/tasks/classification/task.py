@@ -4,9 +4,9 @@ If a text may have several labels, each evaluation scores the validation split w
 chosen across its folds, and chooses thresholds on the whole split, which are exported with the
 model.
 
-A run of a method without training steps has no steps; its model is fitted first. Under
-`method=auto`, all systems are fitted first, then the encoder is trained, and `finish` chooses one
-of them on the validation split.
+A method without training steps is fitted when the model is built, and its run makes no steps. Under
+`method=auto`, all such systems are fitted first, then the encoder is trained, and `finish` chooses
+one of them on the validation split.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from bsmeta.tasks.classification.examples import (
 )
 from bsmeta.tasks.classification.label_sets import Labels, make_truth
 from bsmeta.tasks.classification.metrics import METRICS, choose_metrics
+from bsmeta.tasks.classification.report import describe_choice
 from bsmeta.tasks.classification.results import Choice, compute_scores
 from bsmeta.tasks.classification.systems import (
     Systems,
@@ -373,7 +374,10 @@ class TextClassifier(Task):
             seed=config.seed,
         )
         self._chosen = None if chosen == FINE_TUNE else chosen
-        return Choice(metric, chosen, compared, fitted.settings, fitted.notes)
+        choice = Choice(metric, chosen, compared, fitted.settings, fitted.notes)
+        if context.rank == 0:
+            logger.info("method=auto exports %s. %s", chosen, describe_choice(choice))
+        return choice
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         if self._thresholds is not None and self.config.method not in FITTED:
