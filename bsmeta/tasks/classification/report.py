@@ -190,9 +190,9 @@ def describe_choice(choice: Choice) -> str:
     value = f"{score.label} {score.format(chosen.scores[choice.metric].value)}"
     if chosen is not best:
         return (
-            f"It is the {name} ({value} on the validation split), the simplest of "
-            f"{len(choice.systems)} systems within one standard error of the best, the "
-            f"{METHOD_NAMES[best.name]}: {_describe_gap(choice, chosen)}."
+            f"It is the {name} ({value} on the validation split), which is simpler than the best "
+            f"of {len(choice.systems)} systems, the {METHOD_NAMES[best.name]}, and within one "
+            f"standard error of it: {_describe_gap(choice, chosen)}."
         )
 
     sentence = (
@@ -202,10 +202,10 @@ def describe_choice(choice: Choice) -> str:
     simpler = [system for system in choice.systems[1:] if is_simpler(system.name, best.name)]
     if not simpler:
         return f"{sentence}; there is no simpler one."
-    closest = simpler[0]
+    closest = max(simpler, key=lambda system: system.scores[choice.metric].value)
     return (
-        f"{sentence}; no simpler one is within one standard error, the closest is the "
-        f"{METHOD_NAMES[closest.name]}: {_describe_gap(choice, closest)}."
+        f"{sentence}; the best simpler one, the {METHOD_NAMES[closest.name]}, is more than a "
+        f"standard error below it: {_describe_gap(choice, closest)}."
     )
 
 
@@ -428,8 +428,8 @@ def _make_choice_table(results: Results, choice: Choice) -> Table:
     ]
     note = (
         "The model is the simplest system within one standard error of the best one by "
-        f"{every_score[choice.metric].label}; a 95% interval of the difference is about four "
-        "errors wide."
+        f"{every_score[choice.metric].label} that scores higher than all simpler ones; a 95% "
+        "interval of the difference is about four errors wide."
     )
     if results.test.has_several:
         note += " The labels of each fold are predicted with thresholds chosen on the other folds."

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -770,6 +771,9 @@ def choose_system(
 ) -> tuple[str, list[Compared]]:
     """Chooses the simplest system that is within one standard error of the best one.
 
+    A system that scores no higher than a simpler one is not chosen. Its standard error may be
+    larger only because its mistakes are not those of the best system.
+
     This is the one-standard-error rule of Breiman et al. (1984): on a small split, the best of
     several systems owes part of its lead to chance. The standard error is that of the paired
     difference, by bootstrap over the units.
@@ -796,4 +800,10 @@ def choose_system(
         difference = system.differences[metric]
         if difference.value >= -estimate_standard_error(difference):
             close_to_best.add(system.name)
-    return next(name for name in predicted if name in close_to_best), compared
+
+    highest_score = -math.inf  # of the systems that are simpler
+    for name in predicted:
+        if name in close_to_best and scores[name] > highest_score:
+            return name, compared
+        highest_score = max(highest_score, scores[name])
+    raise AssertionError("no simpler system equals the best one, which comes first among equals")

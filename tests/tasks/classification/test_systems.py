@@ -27,7 +27,7 @@ from bsmeta.tasks.classification.classifier import (
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.model import load_model, read_labels
 from bsmeta.tasks.classification.report import describe_choice
-from bsmeta.tasks.classification.results import Choice
+from bsmeta.tasks.classification.results import Choice, estimate_standard_error
 from bsmeta.tasks.classification.systems import (
     Fitting,
     Split,
@@ -240,17 +240,36 @@ def test_a_small_lead_on_the_validation_split_is_no_reason_for_the_larger_system
     assert chosen == "linear"
     assert [system.name for system in compared] == ["fine_tune", "linear", "frozen"]
     assert describe_choice(Choice("accuracy", chosen, compared, {}, [])) == (
-        "It is the TF-IDF + linear SVM (accuracy 0.800 on the validation split), the simplest of 3 "
-        "systems within one standard error of the best, the fine-tuned encoder: difference -0.020, "
-        "standard error 0.064."
+        "It is the TF-IDF + linear SVM (accuracy 0.800 on the validation split), which is simpler "
+        "than the best of 3 systems, the fine-tuned encoder, and within one standard error of it: "
+        "difference -0.020, standard error 0.064."
     )
     guesses["fine_tune"] = truth
     chosen, compared = choose_system(truth, guesses, np.arange(100), 2, **settings)
     assert describe_choice(Choice("accuracy", chosen, compared, {}, [])) == (
         "It is the fine-tuned encoder, the best of 3 systems on the validation split (accuracy "
-        "1.000); no simpler one is within one standard error, the closest is the TF-IDF + linear "
-        "SVM: difference -0.200, standard error 0.041."
+        "1.000); the best simpler one, the TF-IDF + linear SVM, is more than a standard error "
+        "below it: difference -0.200, standard error 0.041."
     )
+
+
+def test_a_system_below_a_simpler_one_is_not_chosen() -> None:
+    """Its mistakes differ from the best system's, which makes its standard error large."""
+    truth = np.tile([0, 1], 50)
+    wrong = {"linear": range(24), "frozen": range(60, 86), "combined": range(20)}
+    guesses = {name: truth.copy() for name in wrong}
+    for name, texts in wrong.items():
+        guesses[name][texts] = 1 - truth[texts]
+    chosen, compared = choose_system(
+        truth, guesses, np.arange(100), 2, metric="accuracy", resamples=500, seed=1
+    )
+    scores = {system.name: system for system in compared}
+    linear = scores["linear"].differences["accuracy"]
+    frozen = scores["frozen"].differences["accuracy"]
+    assert linear.value < -estimate_standard_error(linear)
+    assert frozen.value < linear.value
+    assert frozen.value > -estimate_standard_error(frozen)
+    assert chosen == "combined"
 
 
 def test_the_simplest_of_equal_systems_is_chosen() -> None:
