@@ -5,7 +5,7 @@
 TABLE is a CSV file with the columns `text` and LABEL_COLUMN. Each part runs in a process of its
 own, and the parts take turns for `--rounds` rounds, so that other work on the machine disturbs all
 of them alike. Prints the median, minimum and maximum of each part as JSON, in CPU seconds of all
-threads:
+threads, and each round on standard error:
 
     run             the whole command, `bsmeta/train.py method=linear`
     imports         importing the modules that the run needs, without running it
@@ -104,7 +104,7 @@ def main() -> None:
                     arguments.keys,
                 )
             )
-        print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+        print(f"round {number + 1}: {json.dumps(rounds[-1])}", file=sys.stderr, flush=True)
     print(json.dumps(summarize(rounds), indent=1))
 
 
