@@ -31,6 +31,10 @@ PROGRAMS = {
         "bsmeta.predict",
         "apply a classifier, disambiguator, detector or corrector to new texts",
     ),
+    "analyze": (
+        "bsmeta.analyze",
+        "analyze and compare the predictions of classifiers from their result files",
+    ),
     "annotate": ("bsmeta.annotate", "turn raw pages into shards of text with metadata"),
     "descriptions": (
         "bsmeta.annotate.descriptions",

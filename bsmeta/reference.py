@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
+from bsmeta.config.analyzing import AnalyzeConfig
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.copying import PrepareConfig, StageConfig
 from bsmeta.config.downloading import DownloadConfig
@@ -50,6 +51,7 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),
     ("bsmeta/predict.py", PredictConfig, "predict"),
+    ("bsmeta/analyze.py", AnalyzeConfig, "analyze"),
     ("bsmeta/download.py", DownloadConfig, "download"),
     ("bsmeta/entities.py", EntitiesConfig, "entities"),
     ("bsmeta/annotate.py", AnnotateConfig, "annotate"),

@@ -15,6 +15,7 @@ METRICS = "the tables of all tasks are compared"
 EXCEPTIONS = {
     "__main__.py": ("test_cli.py", "calls `cli.main`"),
     "config/value_checks.py": ("config/test_checks.py", "a row for each problem, with all others"),
+    "config/analyzing.py": ("config/test_schema.py", KEYS),
     "config/causal_lm.py": ("config/test_schema.py", KEYS),
     "config/checked_run.py": ("config/test_checks.py", "the value that the checks return"),
     "config/composition.py": ("config/test_interpolation.py", "needs what Hydra has composed"),
@@ -41,6 +42,7 @@ EXCEPTIONS = {
         "the data that it reads",
     ),
     "data/table/text_file.py": ("data/table/test_csv_file.py", "the text of CSV files"),
+    "analyze.py": ("tasks/classification/test_analysis.py", "run as a program"),
     "annotate.py": ("annotate/test_executors.py", "run as a program"),
     "entities.py": ("tasks/disambiguation/test_entities_command.py", "run as a program"),
     "evaluate.py": ("tasks/causal_lm/evaluation/test_evaluate.py", "run as a program"),
@@ -63,6 +65,10 @@ EXCEPTIONS = {
     "studies/claim_notes.py": ("studies/test_hosts.py", "sentences of a report on claims"),
     "studies/measuring.py": ("studies/test_known_answers.py", "measures trained runs"),
     "tasks/causal_lm/metrics.py": ("config/test_metric_table.py", METRICS),
+    "tasks/classification/report_analysis.py": (
+        "tasks/classification/test_analysis.py",
+        "the report of an analysis",
+    ),
     "tasks/classification/metrics.py": ("config/test_metric_table.py", METRICS),
     "tasks/classification/task_interface.py": (
         "tasks/classification/test_systems.py",

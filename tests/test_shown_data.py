@@ -136,6 +136,10 @@ CALLS: dict[str, Callable[[World], list[str]]] = {
     "predict": lambda world: [
         "checkpoint=labels", "input=texts.jsonl", quote("output", world.named(".csv")),
     ],
+    "analyze": lambda world: [
+        quote("predictions", f"results/{EVIL}_testset_predictions.csv"),
+        quote("table", world.table), "bootstrap_resamples=20",
+    ],
     "annotate": lambda world: [
         quote("input", world.named(".jsonl.gz")), quote("output", world.named("")), "workers=1",
         "report=true", "annotators=[html,url,title]",

@@ -57,7 +57,7 @@ BASE_TEMPLATE = "report/base.html.j2"
 
 _TEMPLATES = Path(__file__).parents[1]
 _SCRIPT = Path(__file__).with_name("report.js")
-_PROGRAMS = ("quick", "train", "evaluate", "annotate", "study")
+_PROGRAMS = ("quick", "train", "evaluate", "analyze", "annotate", "study")
 
 
 @dataclass(frozen=True, slots=True)

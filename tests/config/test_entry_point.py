@@ -30,6 +30,7 @@ NESTED = {
     "evaluate.py": (["slices=[{by: size}]", "controls=[form,other]"], ["slices.0.by", "controls"]),
     "generate.py": (["top_p=0"], ["top_p"]),
     "predict.py": (["on_bad_row=drop"], ["on_bad_row"]),
+    "analyze.py": (["bins=0"], ["bins"]),
     "annotate.py": (["timestamp_sources=[url,header]"], ["timestamp_sources"]),
     "entities.py": (["max_candidates=0"], ["max_candidates"]),
     "download.py": (["timeout=0"], ["timeout"]),
@@ -39,9 +40,20 @@ NESTED = {
 
 def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
     """The arguments with which a program calls `run_entry_point`."""
-    from bsmeta import annotate, download, entities, evaluate, explain, generate, predict, train
+    from bsmeta import (
+        analyze,
+        annotate,
+        download,
+        entities,
+        evaluate,
+        explain,
+        generate,
+        predict,
+        train,
+    )
     from bsmeta.annotate import command
     from bsmeta.annotate.config import AnnotateConfig
+    from bsmeta.config.analyzing import AnalyzeConfig
     from bsmeta.config.copying import PrepareConfig
     from bsmeta.config.downloading import DownloadConfig
     from bsmeta.config.entity_table import EntitiesConfig
@@ -61,6 +73,7 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
         "evaluate.py": (evaluate.main, EvaluateConfig, "evaluate", False),
         "generate.py": (generate.main, GenerateConfig, "generate", False),
         "predict.py": (predict.main, PredictConfig, "predict", False),
+        "analyze.py": (analyze.main, AnalyzeConfig, "analyze", False),
         "annotate.py": (command.main, AnnotateConfig, "annotate", False),
         "entities.py": (entities.main, EntitiesConfig, "entities", False),
         "download.py": (download.main, DownloadConfig, "download", False),

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import msgspec
 
@@ -271,23 +271,14 @@ class RecordWriter:
 
         if not self._columns:
             self._columns = dict.fromkeys(cells)
-            self._write_row(list(self._columns))
+            write_csv_row(self._file, list(self._columns))
         extra = [name for name in cells if name not in self._columns]
         if extra:
             raise DataError(
                 f"a record has {', '.join(map(repr, extra))}, which the first record does not "
                 f"have; write JSON lines: output={self._path.with_suffix('.jsonl')}"
             )
-        self._write_row([cells.get(name, "") for name in self._columns])
-
-    def _write_row(self, cells: list[Any]) -> None:
-        """Appends a row to a CSV file, quoted so that any reader reads the same cells."""
-        # By itself, `csv` quotes neither a carriage return, at which some readers end the row, nor
-        # a leading space, which some readers skip.
-        texts = [cell for cell in cells if isinstance(cell, str)]
-        needs_quotes = any("\r" in text or text.startswith(" ") for text in texts)
-        quoting: Literal[0, 1] = csv.QUOTE_ALL if needs_quotes else csv.QUOTE_MINIMAL
-        csv.writer(self._file, lineterminator="\n", quoting=quoting).writerow(cells)
+        write_csv_row(self._file, [cells.get(name, "") for name in self._columns])
 
     def finish(self) -> None:
         """Renames the complete output."""
@@ -348,6 +339,16 @@ class RecordWriter:
     def _make_write_error(self, error: OSError) -> DataError:
         """Returns the error for an output that cannot be written."""
         return DataError(f"output={self._path} cannot be written: {error}")
+
+
+def write_csv_row(file: TextIO, cells: Sequence[Any]) -> None:
+    """Writes a row of a CSV file, quoted so that any reader reads the same cells."""
+    # `csv` quotes neither a carriage return, at which readers end the row, nor a space at the
+    # beginning, which readers skip.
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    needs_quotes = any("\r" in text or text.startswith(" ") for text in texts)
+    quoting: Literal[0, 1] = csv.QUOTE_ALL if needs_quotes else csv.QUOTE_MINIMAL
+    csv.writer(file, lineterminator="\n", quoting=quoting).writerow(cells)
 
 
 def escape_spreadsheet_cell(cell: Any) -> Any:

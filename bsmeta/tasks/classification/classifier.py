@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,12 +25,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import PreTrainedModel
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import decode_json, parse_json
-from bsmeta.models.layers import list_encoder_layers
 from bsmeta.tasks.classification.config import POOLINGS
+
+if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder
+    from transformers import PreTrainedModel
 
 CONFIG_ENTRY = "text_classifier"
 """The entry of `config.json` in an exported folder that describes the classifier."""
@@ -254,6 +255,8 @@ def measure_depths(encoder: nn.Module) -> dict[str, int]:
     The embeddings count as the lowest layer; parameters after the layers, such as a final norm,
     belong to the highest layer.
     """
+    from bsmeta.models.layers import list_encoder_layers  # slow to import
+
     layers = list_encoder_layers(encoder)
     prefixes = {id(module): f"{name}." for name, module in encoder.named_modules()}
     layer_prefixes = [prefixes[id(layer)] for layer in layers]
@@ -283,6 +286,8 @@ def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
     """
     if train_layers is None:
         return
+
+    from bsmeta.models.layers import list_encoder_layers  # slow to import
 
     count = len(list_encoder_layers(encoder))
     if train_layers > count:

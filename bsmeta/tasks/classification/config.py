@@ -203,15 +203,15 @@ def find_label_problems(config: ClassificationDataConfig, *, is_csv: bool) -> It
 
 def _find_tokenizer_problems(config: ClassificationConfig) -> Iterator[Problem]:
     """Yields a problem if the tokenizer, which every method needs, cannot be loaded offline."""
-    key = "model_name" if config.tokenizer_name is None else "tokenizer_name"
-    name = getattr(config, key)
+    field = "model_name" if config.tokenizer_name is None else "tokenizer_name"
+    name = getattr(config, field)
     is_elsewhere = config.accelerate_config_file is not None  # on the machine of the launch file
     if is_elsewhere or is_path(name) or is_on_machine(name) or not is_offline():
         return
 
     value = f"{format_value(name)}, which is not on this machine, and HF_HUB_OFFLINE is set"
     expected = f"a folder with a tokenizer, by which method={config.method} divides long texts"
-    yield Problem(key, HYDRA, value, expected, "tokenizer_name=FOLDER")
+    yield Problem(field, HYDRA, value, expected, "tokenizer_name=FOLDER")
 
 
 def _find_class_weight_problems(weights: Any) -> Iterator[Problem]:
@@ -235,13 +235,10 @@ def find_fraction_problems(shares: Sequence[float]) -> list[Problem]:
     if is_valid and math.isclose(sum(shares), 1, abs_tol=1e-6):
         return []
 
-    key = "data_config.split_fractions"
+    field = "data_config.split_fractions"
     expected = "the shares of training (above 0), validation and test, whose sum is 1"
-    return [
-        Problem(
-            key, HYDRA, format_value(list(shares)), expected, f"{key}=[0.8,0.1,0.1], for example"
-        )
-    ]
+    fix = f"{field}=[0.8,0.1,0.1], for example"
+    return [Problem(field, HYDRA, format_value(list(shares)), expected, fix)]
 
 
 def _find_validation_problems(config: ClassificationConfig) -> Iterator[Problem]:

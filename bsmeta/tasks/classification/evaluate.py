@@ -1,4 +1,4 @@
-"""Scores the test set after the last step, and again, or another table, for `evaluate.py`.
+"""Scores the test split at the end of a run, and that split or another table for `evaluate.py`.
 
 After the last step, `NAME_testset_predictions.csv`, `NAME_train_test_stats.json` and
 `NAME_trained_model.sav` are written beside the CSV file or to `results_dir`, and the report to
@@ -15,7 +15,6 @@ the validation split, as for the model.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import logging
@@ -44,6 +43,7 @@ from bsmeta.data.table.records import (
     flatten_record,
     is_record_file,
     read_record_rows,
+    write_csv_row,
 )
 from bsmeta.data.table.text_file import AUTO
 from bsmeta.data.text.tokenizer import load_padded_tokenizer
@@ -184,7 +184,10 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
 
     batch_size = config.per_device_eval_batch_size or data.per_device_eval_batch_size
     scored = Scorer(len(labels), tokenizer, batch_size, context).score(model, test.chunks)
-    baselines = {} if examples is None else _fit_baselines(config, train, examples, test)
+    baselines: dict[str, np.ndarray] = {}
+    if examples is not None:
+        systems = _name_linear_predictions(model, scored)
+        baselines = _fit_baselines(config, train, examples, test, systems)
     unweighted = [1.0] * len(labels)
     return compute_results(
         test,
@@ -196,21 +199,36 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
     )
 
 
+def _name_linear_predictions(model: nn.Module, scored: AnyScored) -> dict[str, np.ndarray]:
+    """Returns a model's predictions by the name of its system if it is linear; otherwise {}.
+
+    A linear model is its own baseline, which need not be fitted again.
+    """
+    if isinstance(model, Classifier) and model.description.method == LINEAR:
+        return {METHOD_NAMES[LINEAR]: scored.predicted}
+    return {}
+
+
 def _fit_baselines(
-    config: EvaluateConfig, train: ClassificationConfig, examples: Examples, test: TestSet
+    config: EvaluateConfig,
+    train: ClassificationConfig,
+    examples: Examples,
+    test: TestSet,
+    others: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     """Fits baselines on the training table, and predicts the test set; notes go to the test set.
 
     Args:
         train: The configuration of the run.
         examples: The training table.
+        others: See `predict_baselines`.
     """
     training = read_split(examples, "train")
     if config.validation_file is not None:
         _note_training_texts(test, training.texts)
     weights = compute_weights(train, examples)
     validation = read_split(examples, "validation") if examples.has_several else None
-    predicted, notes = predict_baselines(test, training, weights, validation=validation)
+    predicted, notes = predict_baselines(test, training, weights, others, validation)
     test.notes.extend(notes)
     return predicted
 
@@ -499,10 +517,9 @@ def finish_run(
         return {}
 
     scored = scorer.score(model, test.chunks)
-    other_predictions = {
-        METHOD_NAMES[method]: scorer.score(system, test.chunks).predicted
-        for method, system in others.items()
-    }
+    other_predictions = _name_linear_predictions(model, scored)
+    for method, system in others.items():
+        other_predictions[METHOD_NAMES[method]] = scorer.score(system, test.chunks).predicted
     scores = compute_scores(scored, task.weights)
     if context.rank == 0:
         scored_test = _ScoredTest(test, scored, scores, other_predictions, choice)
@@ -691,7 +708,6 @@ def write_predictions(
         _replace_when_complete(file) as part,
         part.open("w", encoding="utf-8", newline="") as output,
     ):
-        writer = csv.writer(output, lineterminator="\n")
         texts = zip(scored.sources, scored.labels, iterate_predictions(scored, labels), strict=True)
         for position, (source, label, prediction) in enumerate(texts):
             true_labels: Any = (
@@ -701,11 +717,11 @@ def write_predictions(
             )
             row = {"row": source, **flatten_record({"label": true_labels, **prediction})}
             if position == 0:
-                writer.writerow(escape_cells(row))  # the header
+                write_csv_row(output, escape_cells(row))  # the header
             cells = (
                 f"{value:.6f}" if isinstance(value, float) else value for value in row.values()
             )
-            writer.writerow(escape_cells(cells))
+            write_csv_row(output, escape_cells(cells))
 
 
 def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> None:

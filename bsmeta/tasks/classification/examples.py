@@ -182,13 +182,13 @@ class Folding:
         words = np.searchsorted(word_ends[:-1], starts, side="right")
         cuts = [0]
         while cuts[-1] < total:
-            first = cuts[-1]
-            end = np.searchsorted(words, words[first] + self._max_words)
-            limit = first + self._max_tokens
+            first_token = cuts[-1]
+            end = np.searchsorted(words, words[first_token] + self._max_words)
+            limit = first_token + self._max_tokens
             if end > limit:
                 # End after the last whole word within the limit; cut a first word beyond it.
                 word_begin = np.searchsorted(words, words[limit])
-                end = word_begin if word_begin > first else limit
+                end = word_begin if word_begin > first_token else limit
             cuts.append(int(end))
         return cuts
 
@@ -428,12 +428,12 @@ class Examples:
 
     def list_chunks(self, split: str) -> np.ndarray:
         """Returns the ids of a split's chunks, ascending, int64 [chunks]."""
-        first = self._read_column("first_chunk", split)
+        first_chunks = self._read_column("first_chunk", split)
         counts = self._read_column("chunks", split)
 
         # The ids of a text are consecutive: its first id, plus the index within the text.
         preceding = np.cumsum(counts) - counts
-        return np.repeat(first - preceding, counts) + np.arange(counts.sum())
+        return np.repeat(first_chunks - preceding, counts) + np.arange(counts.sum())
 
     def count_labels(self, split: str) -> dict[str, int]:
         """Counts the source rows of a split with each label."""

@@ -80,8 +80,8 @@ def split_label_sets(
 
     def assign(unit: int, needs: np.ndarray) -> None:
         """Assigns a unit to the split with the highest entry of `needs`, and updates all needs."""
-        most = np.flatnonzero(needs == needs.max())
-        split = most[np.argmax(lacking_rows[most])]
+        neediest = np.flatnonzero(needs == needs.max())
+        split = neediest[np.argmax(lacking_rows[neediest])]
         splits[unit] = split
         lacking_rows[split] -= sizes[unit]
         entries = slice(unit_labels.indptr[unit], unit_labels.indptr[unit + 1])

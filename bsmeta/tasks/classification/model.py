@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,12 +32,7 @@ import transformers
 from scipy.special import expit, softmax
 from torch import nn
 from torch.nn import functional
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError, DataError, suggest_nearest
 from bsmeta.core.model_files import create_model, read_model_and_report
@@ -64,6 +59,9 @@ from bsmeta.tasks.classification.thresholds import DEFAULT_THRESHOLD, apply_thre
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
+if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder
+    from transformers import PreTrainedModel
+
 HEAD_DROPOUT_NAMES = (
     "classifier_dropout",
     "seq_classif_dropout",
@@ -84,8 +82,8 @@ DROPOUT_NAMES = (
 MAX_LISTED_PROBABILITIES = 100
 """Maximum number of labels for which a prediction lists all probabilities."""
 MAX_SCORED_PAIRS = 1 << 27
-"""Maximum number of pairs of a text and a label that are scored if a text may have several labels:
-the probability of each pair is kept, to choose thresholds."""
+"""Maximum number of pairs of a text and a label to score if a text may have several labels; the
+probability of each pair is kept for choosing thresholds."""
 THRESHOLDS_ENTRY = "label_thresholds"
 """The entry of `config.json` with the thresholds of the labels, in a model of transformers."""
 MAX_LOGITS = 1 << 21
@@ -185,6 +183,8 @@ def _build_parts(
     has_several: bool = False,
 ) -> _Build:
     """Builds the model of transformers, and resizes its vocabulary for the tokenizer."""
+    from transformers import AutoModelForSequenceClassification
+
     model_class = AutoModelForSequenceClassification
     key, source = pretrained.find_model_source(config)
 
@@ -260,6 +260,8 @@ def _load_pretrained(source: str, setting: str, model_config: Any) -> _Build:
     Raises:
         DataError: If weights of the encoder are missing, unexpected or of another shape.
     """
+    from transformers import AutoModelForSequenceClassification
+
     pretrained.check_model_folder(source, setting)
     with _silence_warnings():
         model, info = read_model_and_report(
@@ -300,6 +302,8 @@ def load_model(folder: Path) -> nn.Module:
     """
     task = "task=classification"
     if not is_classifier(folder):
+        from transformers import AutoModelForSequenceClassification
+
         return pretrained.load_exported(
             AutoModelForSequenceClassification, folder, "classifier", task
         )
@@ -307,6 +311,8 @@ def load_model(folder: Path) -> nn.Module:
     pretrained.check_model_folder(str(folder), f"{folder}")
     encoder = None
     if read_description(folder).pooling is not None:
+        from transformers import AutoModel
+
         with _silence_warnings():  # the weights of the pooler are missing
             loaded = pretrained.load_exported(
                 AutoModel, folder, "encoder", task, optional=".pooler."
@@ -403,8 +409,8 @@ def compute_label_weights(
 ) -> list[float]:
     """Computes the weight of each label in the loss.
 
-    If a text may have several labels, it is the weight of texts with the label in the loss of that
-    label, in which texts without it have the weight 1.
+    If a text may have several labels, the weight applies to texts with the label, in the loss of
+    that label; texts without it weigh 1.
 
     Args:
         class_weights: The value of the key `class_weights`.
@@ -780,9 +786,12 @@ class Scorer:
 
         texts = find_texts(chunks)
         means = average_over_chunks(logits.astype(np.float64), texts.first, texts.counts)
-        chunk_logits = logits + words.logits([chunk.text for chunk in chunks])
-        text_logits = means + words.logits(join_texts(chunks))
-        return chunk_logits, text_logits
+        whole_texts = join_texts(chunks)
+        text_word_logits = words.logits(whole_texts)
+        chunk_word_logits = text_word_logits
+        if len(whole_texts) < len(chunks):
+            chunk_word_logits = words.logits([chunk.text for chunk in chunks])
+        return logits + chunk_word_logits, means + text_word_logits
 
     def compute_outputs(
         self, function: Callable[..., torch.Tensor], chunks: Sequence[Chunk]

@@ -26,14 +26,16 @@ from bsmeta.report.page import (
 )
 from bsmeta.report.palette import GOOD, INK, MUTED, SERIES
 from bsmeta.tasks.classification.config import COMBINED, FINE_TUNE, FROZEN, LINEAR
-from bsmeta.tasks.classification.metrics import Classified, choose_scores
+from bsmeta.tasks.classification.metrics import METRICS, Classified, choose_scores
 from bsmeta.tasks.classification.results import (
     FIRST_CHUNK,
     Choice,
     Compared,
     Confusion,
     Results,
+    estimate_standard_error,
 )
+from bsmeta.tasks.classification.store import list_first
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +51,7 @@ METHOD_NAMES = {
     COMBINED: "TF-IDF and frozen vectors + linear SVM",
     FINE_TUNE: "fine-tuned encoder",
 }
-"""Names of the methods in reports."""
+"""Names of the methods in reports, the simplest method first."""
 
 BASELINES = (MAJORITY_SET, MAJORITY_LABELS, METHOD_NAMES[LINEAR])
 """Names of the baselines of a model of several labels."""
@@ -58,6 +60,8 @@ MAX_SHOWN_LABELS = 30
 """Maximum number of labels in tables and plots; see `select_labels`."""
 MAX_NAME_CHARS = 28
 """Maximum characters of a label in a plot."""
+MAX_LISTED_LABELS = 5
+"""Maximum number of labels in a sentence."""
 OTHERS_LABEL = "all others"
 MAX_NUMBERED_LABELS = 20
 """Maximum number of labels for which the plot of the confusion matrix shows counts."""
@@ -92,7 +96,7 @@ def report_results(
     sections = [systems, labels]
     if epochs:
         curves = {"curves": partial(draw_curves_plot, epochs, _choose_main_accuracy(results))}
-        epochs_table = _make_epochs_table(results, epochs)
+        epochs_table = make_epochs_table(results, epochs)
         sections.append(Section("Training", tables=[epochs_table], plots=curves))
 
     unit_count, unit = results.units
@@ -129,7 +133,7 @@ def _make_labels_section(results: Results) -> Section:
     test = results.test
     tables = [_make_label_table(results)]
     if len(test.labels) <= MAX_SHOWN_LABELS and not test.has_several:
-        tables.append(_make_confusion_table(results))
+        tables.append(make_confusion_table(results))
     tables.append(_make_distribution_table(results))
 
     plots = {"labels": partial(draw_labels_plot, results)}
@@ -152,16 +156,70 @@ def summarize_results(results: Results) -> list[str]:
             f"interval {accuracy.low:.1%} to {accuracy.high:.1%}, {units})."
         ]
     if results.choice is not None:
-        sentences.append(
-            f"It is the {METHOD_NAMES[results.choice.chosen]}, the simplest of "
-            f"{len(results.choice.systems)} systems that is within one standard error of the best "
-            "on the validation split."
-        )
+        sentences.append(describe_choice(results.choice))
     sentences += warn_of_rough_intervals(unit_count, unit)
     sentences += _summarize_other_systems(results, strongest)
+    sentences += describe_unpredicted_labels(results)
 
     notes = [f"{_capitalize(note)}." for note in results.test.notes]
     return [*sentences, *notes]
+
+
+def describe_unpredicted_labels(results: Results) -> list[str]:
+    """Names the labels of test texts that the model never predicts, in a sentence; [] if none."""
+    totals = results.systems[0].confusion.totals()
+    unpredicted = np.flatnonzero((totals.true > 0) & (totals.predicted == 0))
+    if not len(unpredicted):
+        return []
+
+    most_frequent_first = unpredicted[np.argsort(-totals.true[unpredicted], kind="stable")]
+    names = [repr(results.test.labels[label]) for label in most_frequent_first.tolist()]
+    verb = "label is" if len(names) == 1 else "labels are"
+    return [
+        f"{len(names):,} {verb} never predicted: {list_first(names, MAX_LISTED_LABELS)}. With "
+        "class_weights=balanced, the texts of rare labels weigh more."
+    ]
+
+
+def describe_choice(choice: Choice) -> str:
+    """Describes in a sentence which system `method=auto` chose, and why."""
+    best = choice.systems[0]
+    chosen = next(system for system in choice.systems if system.name == choice.chosen)
+    score = METRICS[choice.metric]
+    name = METHOD_NAMES[chosen.name]
+    value = f"{score.label} {score.format(chosen.scores[choice.metric].value)}"
+    if chosen is not best:
+        return (
+            f"It is the {name} ({value} on the validation split), which is simpler than the best "
+            f"of {len(choice.systems)} systems, the {METHOD_NAMES[best.name]}, and within one "
+            f"standard error of it: {_describe_gap(choice, chosen)}."
+        )
+
+    sentence = (
+        f"It is the {name}, the best of {len(choice.systems)} systems on the validation split "
+        f"({value})"
+    )
+    simpler = [system for system in choice.systems[1:] if is_simpler(system.name, best.name)]
+    if not simpler:
+        return f"{sentence}; there is no simpler one."
+    closest = max(simpler, key=lambda system: system.scores[choice.metric].value)
+    return (
+        f"{sentence}; the best simpler one, the {METHOD_NAMES[closest.name]}, is more than a "
+        f"standard error below it: {_describe_gap(choice, closest)}."
+    )
+
+
+def _describe_gap(choice: Choice, system: Compared) -> str:
+    """Describes the difference of a system from the best one, and its standard error."""
+    difference = system.differences[choice.metric]
+    error = estimate_standard_error(difference)
+    return f"difference {difference.value:+.3f}, standard error {error:.3f}"
+
+
+def is_simpler(method: str, other: str) -> bool:
+    """Returns whether a method is simpler than another; `METHOD_NAMES` begins with the simplest."""
+    methods = [*METHOD_NAMES]
+    return methods.index(method) < methods.index(other)
 
 
 def _summarize_other_systems(results: Results, strongest: Compared | None) -> list[str]:
@@ -230,7 +288,7 @@ def _choose_main_accuracy(results: Results) -> str:
     return "subset_accuracy" if results.test.has_several else "accuracy"
 
 
-def _list_scores(results: Results) -> MetricTable[Classified]:
+def list_scores(results: Results) -> MetricTable[Classified]:
     """Returns the scores of the first tables: all, or with several labels `MAIN_SCORES`."""
     has_several = results.test.has_several
     table = choose_scores(has_several=has_several)
@@ -274,8 +332,12 @@ def select_labels(results: Results) -> list[int]:
     return sorted([*frequent, *worst[:half]])
 
 
-def _describe_selection(results: Results) -> str:
-    """Describes how the labels of a table were selected; "" if it has all labels."""
+def describe_selection(results: Results, json_name: str = "evaluation.json") -> str:
+    """Describes how the labels of a table were selected; "" if it has all labels.
+
+    Args:
+        json_name: The file of the report that has all labels.
+    """
     label_count = len(results.test.labels)
     if label_count <= MAX_SHOWN_LABELS:
         return ""
@@ -283,15 +345,17 @@ def _describe_selection(results: Results) -> str:
     half = MAX_SHOWN_LABELS // 2
     return (
         f" The {half} most frequent of {label_count:,} labels, and the {half} with the "
-        "lowest F1 among the others; evaluation.json has all."
+        f"lowest F1 among the others; {json_name} has all."
     )
 
 
-def _make_score_columns(table: MetricTable[Classified]) -> list[Column]:
+def make_score_columns(table: MetricTable[Classified]) -> list[Column]:
+    """Makes the columns of a table of scores, after one of names."""
     return [Column("system"), *(Column(score.label, score.format) for score in table.values())]
 
 
-def _make_difference_columns(table: MetricTable[Classified]) -> list[Column]:
+def make_difference_columns(table: MetricTable[Classified]) -> list[Column]:
+    """Makes the columns of a table of differences of scores, after one of names."""
     columns = [Column(score.label, score.format_difference) for score in table.values()]
     return [Column("system"), *columns]
 
@@ -308,9 +372,9 @@ def _make_systems_table(results: Results) -> Table:
             " A text without labels that is predicted to have none counts as 1 in sample F1; micro "
             "F1 counts pairs of a text and a label, macro F1 is the mean over the labels."
         )
-    table = _list_scores(results)
+    table = list_scores(results)
     rows = _make_score_rows(results, table)
-    return Table(f"Scores on {results.test.source}", note, _make_score_columns(table), rows)
+    return Table(f"Scores on {results.test.source}", note, make_score_columns(table), rows)
 
 
 def _make_score_rows(results: Results, table: MetricTable[Classified]) -> list[list[Cell]]:
@@ -325,23 +389,23 @@ def _make_precision_table(results: Results) -> Table:
     every = choose_scores(has_several=True)
     table = {name: score for name, score in every.items() if name not in MAIN_SCORES}
     return Table(
-        "Precision and recall", "", _make_score_columns(table), _make_score_rows(results, table)
+        "Precision and recall", "", make_score_columns(table), _make_score_rows(results, table)
     )
 
 
 def _make_differences_table(results: Results) -> Table:
-    scores = _list_scores(results)
+    scores = list_scores(results)
     rows: list[list[Cell]] = [
         [system.name, *(system.differences[name] for name in scores)]
         for system in results.systems[1:]
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
-    table = Table("Difference from the model", note, _make_difference_columns(scores), rows)
+    table = Table("Difference from the model", note, make_difference_columns(scores), rows)
     return table.sort_by(scores[_choose_main_score(results)].label)
 
 
 def _make_choice_table(results: Results, choice: Choice) -> Table:
-    shown_scores = _list_scores(results)
+    shown_scores = list_scores(results)
     every_score = choose_scores(has_several=results.test.has_several)
     rows: list[list[Cell]] = []
     for system in choice.systems:
@@ -358,14 +422,14 @@ def _make_choice_table(results: Results, choice: Choice) -> Table:
         )
 
     columns = [
-        *_make_score_columns(shown_scores),
+        *make_score_columns(shown_scores),
         Column("minus the best", "{:+.3f}".format),
         Column("settings", str),
     ]
     note = (
         "The model is the simplest system within one standard error of the best one by "
-        f"{every_score[choice.metric].label}; a 95% interval of the difference is about four "
-        "errors wide."
+        f"{every_score[choice.metric].label} that scores higher than all simpler ones; a 95% "
+        "interval of the difference is about four errors wide."
     )
     if results.test.has_several:
         note += " The labels of each fold are predicted with thresholds chosen on the other folds."
@@ -386,14 +450,15 @@ def _make_label_table(results: Results) -> Table:
         Column("F1", "{:.3f}".format),
         Column("texts", COUNT),
     ]
-    note = f"Texts: those with this true label.{_describe_selection(results)}"
+    note = f"Texts: those with this true label.{describe_selection(results)}"
     if results.test.has_several:
         columns.append(Column("threshold", "{:.3f}".format))
         note = f"Threshold: the probability from which a text has the label. {note}"
     return Table("The model by label", note, columns, rows)
 
 
-def _make_confusion_table(results: Results) -> Table:
+def make_confusion_table(results: Results, title: str = "Confusion matrix") -> Table:
+    """Makes the table of the first system's confusion matrix."""
     confusion = _select_confusion(results)
     rows: list[list[Cell]] = []
     for label, counts, shares in zip(
@@ -404,7 +469,7 @@ def _make_confusion_table(results: Results) -> Table:
 
     note = "Rows: true labels; columns: predictions of the model; in brackets, shares of the row."
     columns = [Column("true"), *(Column(label, str) for label in confusion.labels)]
-    return Table("Confusion matrix", note, columns, rows)
+    return Table(title, note, columns, rows)
 
 
 class _ShownConfusion(NamedTuple):
@@ -442,13 +507,14 @@ def _make_distribution_table(results: Results) -> Table:
         rows.append(row)
     rows.append(["all", *(f"{total:,}" for total in totals.values())])
 
-    note = f"Source texts, and shares of the split.{_describe_selection(results)}"
+    note = f"Source texts, and shares of the split.{describe_selection(results)}"
     return Table("Labels", note, [Column("label"), *(Column(name, str) for name in splits)], rows)
 
 
-def _make_epochs_table(results: Results, epochs: Sequence[Epoch]) -> Table:
+def make_epochs_table(results: Results, epochs: Sequence[Epoch]) -> Table:
+    """Makes the table of the training curves."""
     accuracy = _choose_main_accuracy(results)
-    scores = _list_scores(results)
+    scores = list_scores(results)
     columns = {
         "epoch": Column("epoch", "{:g}".format),
         "step": Column("step", COUNT),
@@ -516,10 +582,10 @@ def draw_confusion_plot(results: Results) -> Figure:
 
     for row, column in np.ndindex(*confusion.counts.shape):
         share = confusion.shares[row, column]
-        opacity = MAX_OPACITY * share
-        axes.add_patch(
-            Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GOOD, alpha=opacity, linewidth=0)
-        )
+        if share > 0:
+            corner = (column - 0.5, row - 0.5)
+            opacity = MAX_OPACITY * share
+            axes.add_patch(Rectangle(corner, 1, 1, facecolor=GOOD, alpha=opacity, linewidth=0))
         if len(names) <= MAX_NUMBERED_LABELS:
             axes.text(
                 column,

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
 
-from bsmeta.report.inference import Estimate, compute_central_interval, draw_resamples
+from bsmeta.report.inference import (
+    Estimate,
+    Interval,
+    compute_central_interval,
+    draw_resamples,
+)
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.metrics import (
     ONE_LABEL,
@@ -35,6 +40,7 @@ from bsmeta.tasks.classification.set_counts import SetCounts, UnitCounts, comput
 MODEL = "model"
 FIRST_CHUNK = "model, first chunk only"
 
+_Z_95 = 1.96  # half the width of a 95% interval, in standard errors
 _MAX_COUNTS = 1 << 22  # counts of labels in resamples, in memory at a time
 
 
@@ -259,6 +265,64 @@ def _resample_set_scores(
             classified = Classified(totals, samples=samples)
             batches.append({name: score.compute(classified) for name, score in table.items()})
     return _join_batches(batches)
+
+
+def estimate_standard_error(estimate: Estimate) -> float:
+    """Returns the standard error of a normal estimate, from the width of its 95% interval."""
+    return (estimate.high - estimate.low) / (2 * _Z_95)
+
+
+class LabelIntervals(NamedTuple):
+    """95% intervals of the scores of a label."""
+
+    precision: Interval
+    recall: Interval
+    f1: Interval
+
+
+def resample_label_scores(
+    truth: np.ndarray,
+    predicted: np.ndarray,
+    unit_numbers: np.ndarray,
+    labels: Sequence[int],
+    *,
+    resamples: int,
+    seed: int,
+) -> list[LabelIntervals]:
+    """Computes bootstrap intervals of precision, recall and F1 of some labels.
+
+    Args:
+        truth: int [texts], the true labels, or bool [texts, labels].
+        predicted: Predictions in the form of `truth`.
+        unit_numbers: int [texts], index of the resampled unit of each text, without gaps.
+        labels: Indexes of the labels.
+    """
+    if truth.ndim == 2:
+        truth = truth[:, labels]
+        predicted = predicted[:, labels]
+    else:
+        truth = truth[:, None] == np.array(labels)
+        predicted = predicted[:, None] == np.array(labels)
+    counts = UnitCounts.of(truth, predicted, unit_numbers)
+
+    draws: dict[str, list[np.ndarray]] = {name: [] for name in LabelIntervals._fields}
+    for times in draw_resamples(len(counts.samples), resamples=resamples, seed=seed):
+        totals, _ = counts.resample(times)
+        scores = compute_label_scores(totals)
+        # In resamples without a text or a prediction of a label, its scores are undefined.
+        texts = {
+            "precision": totals.predicted,
+            "recall": totals.true,
+            "f1": totals.true + totals.predicted,
+        }
+        for name, score_draws in draws.items():
+            score_draws.append(np.where(texts[name] > 0, scores[name], np.nan))
+
+    columns = {name: np.concatenate(score_draws) for name, score_draws in draws.items()}
+    return [
+        LabelIntervals(*(compute_central_interval(column[:, n]) for column in columns.values()))
+        for n in range(len(labels))
+    ]
 
 
 def _join_batches(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

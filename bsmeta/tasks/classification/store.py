@@ -406,7 +406,7 @@ class _TableBuilder:
         self._insert("INSERT INTO facts VALUES (?, ?)", fact_rows)
 
     def _number_sorted_labels(self) -> _Labeling:
-        """Replaces the indexes of labels in order of appearance by those in sorted order."""
+        """Renumbers the labels: in sorted order instead of the order of appearance."""
         names = sorted(self._label_numbers, key=_make_label_sort_key)
         if len(names) < 2:
             only_label = f"have the label {names[0]!r}" if names else "have no label"
@@ -445,9 +445,9 @@ class _TableBuilder:
 
     def _group_equal_texts(self, rows: np.ndarray, texts: np.ndarray) -> None:
         """Makes rows with equal texts a group, which is named after its first row."""
-        _, first = np.unique(texts, return_index=True)
+        _, first_rows = np.unique(texts, return_index=True)
         repeated = np.flatnonzero(np.bincount(texts)[texts] > 1)
-        updates = ((str(rows[first[texts[index]]]), int(rows[index])) for index in repeated)
+        updates = ((str(rows[first_rows[texts[index]]]), int(rows[index])) for index in repeated)
         self._insert("UPDATE sources SET group_name = ? WHERE row = ?", updates)
 
     def _warn_of_left_out(self, splits: np.ndarray) -> list[str]:
@@ -485,12 +485,12 @@ class _TableBuilder:
             first_of_group = np.unique(groups, return_index=True)[1][groups]
             divided = np.flatnonzero(splits != splits[first_of_group])
             if len(divided):
-                other = divided[0]
-                first = first_of_group[other]
+                outside_row = divided[0]
+                first_row = first_of_group[outside_row]
                 raise DataError(
                     f"{column} divides a group of data_config.split_by={self._config.split_by}: "
-                    f"row {rows[first]:,} is in {SPLITS[splits[first]]}, row {rows[other]:,} of "
-                    f"the same group in {SPLITS[splits[other]]}"
+                    f"row {rows[first_row]:,} is in {SPLITS[splits[first_row]]}, "
+                    f"row {rows[outside_row]:,} of the same group in {SPLITS[splits[outside_row]]}"
                 )
 
         counts = np.asarray(labeling.membership[splits == TRAIN].sum(0))
@@ -688,10 +688,10 @@ def _split_by_row(labels: np.ndarray, fractions: Sequence[float], state: int) ->
 def _split_by_group(
     labels: np.ndarray, groups: np.ndarray, fractions: Sequence[float], state: int
 ) -> np.ndarray:
-    """Divides groups by stratified folds of whole groups, each of which goes to one split."""
+    """Divides whole groups into stratified folds, and assigns each fold to a split."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    # The smallest number of folds of which each fraction is a whole number
+    # The smallest number of folds that every fraction divides evenly.
     exact_folds = math.lcm(
         *(Fraction(share).limit_denominator(_MAX_FOLDS).denominator for share in fractions)
     )
@@ -773,8 +773,8 @@ def _find_most_common_labels(labels: np.ndarray, groups: np.ndarray) -> np.ndarr
 
     # Within each group, the cell with the most rows comes first.
     cells = cells[np.lexsort((-counts, group_of_cell))]
-    _, first = np.unique(cells // label_count, return_index=True)
-    common_labels: np.ndarray = cells[first] % label_count
+    _, first_cells = np.unique(cells // label_count, return_index=True)
+    common_labels: np.ndarray = cells[first_cells] % label_count
     return common_labels
 
 

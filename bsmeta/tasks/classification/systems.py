@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +27,6 @@ from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_matrix, hstack
 from scipy.special import expit, logsumexp
 from torch import nn
-from transformers import PreTrainedModel
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import build_atomically, delete_path
@@ -52,7 +53,12 @@ from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.label_sets import make_truth
 from bsmeta.tasks.classification.metrics import choose_scores
 from bsmeta.tasks.classification.model import average_over_chunks, find_texts
-from bsmeta.tasks.classification.results import Compared, compare_systems, compute_text_scores
+from bsmeta.tasks.classification.results import (
+    Compared,
+    compare_systems,
+    compute_text_scores,
+    estimate_standard_error,
+)
 from bsmeta.tasks.classification.task_interface import ClassifierTask
 from bsmeta.tasks.classification.thresholds import (
     DEFAULT_THRESHOLD,
@@ -62,6 +68,9 @@ from bsmeta.tasks.classification.thresholds import (
 )
 from bsmeta.training.processes import Processes
 
+if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder
+    from transformers import PreTrainedModel
+
 logger = logging.getLogger(__name__)
 
 SYSTEMS_FOLDER = "systems"
@@ -70,10 +79,10 @@ FACTS_FILE = "systems.json"
 """File of `SYSTEMS_FOLDER` with predictions, settings and notes."""
 
 MAX_WORD_WEIGHTS = 1 << 26
-"""Maximum weights of a linear model of words: half a gigabyte, held twice."""
+"""Maximum number of weights of a linear model on words: 0.5 GB, of which two copies are held."""
 MAX_TRAINING_LOGITS = 1 << 23
-"""Maximum logits of the training texts, all of which an iteration of logistic regression computes.
-"""
+"""Maximum number of logits of the training texts; each iteration of logistic regression computes
+all of them."""
 INVERSE_STRENGTHS = (0.001, 0.01, 0.1, 1.0)
 """Inverse regularization strengths of the logistic regression on standardized vectors."""
 VECTOR_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
@@ -81,7 +90,6 @@ VECTOR_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
 words alone."""
 
 _ABSENT_LOGIT = -1e4  # of a label without training texts
-_Z_95 = 1.96  # half the width of a 95% interval, in standard errors
 _MAX_LOG_SCALE = 5.0  # natural logarithm of the maximum scale of logits
 _MIN_RELATIVE_DEVIATION = 1e-5  # standard deviation / the largest one; float32 has seven digits
 
@@ -463,7 +471,11 @@ class Fitting:
             Coefficients, float64 [labels, features], and biases, float64 [labels].
         """
         if not self._has_several:
-            return self._expand_labels(make_model(self._weights).fit(columns, self._train.truth))
+            with warnings.catch_warnings():
+                # With few texts a label, scikit-learn takes the numbers of labels for values.
+                warnings.filterwarnings("ignore", "The number of unique classes is greater than")
+                model = make_model(self._weights).fit(columns, self._train.truth)
+            return self._expand_labels(model)
 
         coefficients = np.zeros((len(self._labels), columns.shape[1]))
         biases = np.full(len(self._labels), _ABSENT_LOGIT)
@@ -513,8 +525,8 @@ class Fitting:
         """
         truth = self._validation.truth
         if not len(truth):
-            first = candidates[0]
-            self._keep_solution(method, first.solution, truth, first.settings, features)
+            default = candidates[0]
+            self._keep_solution(method, default.solution, truth, default.settings, features)
             return
 
         logits: list[Array] = []
@@ -602,9 +614,9 @@ class Fitting:
 class Standardization:
     """An affine map of vectors that gives each dimension the mean 0 and the same variance.
 
-    Dimensions that hardly vary get the scale 0. Pretrained encoders have dimensions of rounding
-    errors (all-MiniLM-L6-v2: two of 1e-31, one of 1e-8). Scaled up, they would be noise, and the
-    folded weights so large that gradients through them overflow.
+    Dimensions that hardly vary get the scale 0. Some dimensions of pretrained encoders contain only
+    rounding errors (all-MiniLM-L6-v2: two of 1e-31, one of 1e-8). Scaled up, they would be noise,
+    and gradients through the folded weights would overflow.
     """
 
     mean: Array  # float64 [hidden size]
@@ -687,17 +699,17 @@ def find_best_set_scale(logits: Array, truth: Array) -> float:
 
 def find_most_frequent_set(truth: Array) -> Array:
     """Returns the most frequent set of labels, bool [labels]; on a tie the first in `truth`."""
-    sets, first, counts = np.unique(truth, axis=0, return_index=True, return_counts=True)
-    most = np.flatnonzero(counts == counts.max())
-    frequent: Array = sets[most[np.argmin(first[most])]]
-    return frequent
+    sets, first_texts, counts = np.unique(truth, axis=0, return_index=True, return_counts=True)
+    candidates = np.flatnonzero(counts == counts.max())
+    most_frequent: Array = sets[candidates[np.argmin(first_texts[candidates])]]
+    return most_frequent
 
 
 def find_most_frequent_labels(truth: Array) -> Array:
     """Returns the constant prediction with the highest micro F1, bool [labels].
 
-    It consists of the n most frequent labels, for the best n: no other n labels have more true
-    pairs.
+    For each n, no other n labels are right more often than the n most frequent ones, so only n is
+    searched for.
 
     Args:
         truth: bool [texts, labels].
@@ -759,9 +771,12 @@ def choose_system(
 ) -> tuple[str, list[Compared]]:
     """Chooses the simplest system that is within one standard error of the best one.
 
-    The rule of Breiman et al. (1984), because on a small split the best of several systems owes a
-    part of its lead to chance. The error is the standard error of the paired difference, by
-    bootstrap over the units.
+    A system that scores no higher than a simpler one is not chosen. Its standard error may be
+    larger only because its mistakes are not those of the best system.
+
+    This is the one-standard-error rule of Breiman et al. (1984): on a small split, the best of
+    several systems owes part of its lead to chance. The standard error is that of the paired
+    difference, by bootstrap over the units.
 
     Args:
         truth: int64 [texts] or bool [texts, labels], the true labels of the validation split.
@@ -783,7 +798,12 @@ def choose_system(
     close_to_best = {best}
     for system in compared[1:]:
         difference = system.differences[metric]
-        standard_error = (difference.high - difference.low) / (2 * _Z_95)
-        if difference.value >= -standard_error:
+        if difference.value >= -estimate_standard_error(difference):
             close_to_best.add(system.name)
-    return next(name for name in predicted if name in close_to_best), compared
+
+    highest_score = -math.inf  # of the systems that are simpler
+    for name in predicted:
+        if name in close_to_best and scores[name] > highest_score:
+            return name, compared
+        highest_score = max(highest_score, scores[name])
+    raise AssertionError("no simpler system equals the best one, which comes first among equals")

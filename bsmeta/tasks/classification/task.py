@@ -4,9 +4,9 @@ If a text may have several labels, each evaluation scores the validation split w
 chosen across its folds, and chooses thresholds on the whole split, which are exported with the
 model.
 
-A run of a method without training steps has no steps; its model is fitted first. Under
-`method=auto`, all systems are fitted first, then the encoder is trained, and `finish` chooses one
-of them on the validation split.
+A method without training steps is fitted when the model is built, and its run makes no steps. Under
+`method=auto`, all such systems are fitted first, then the encoder is trained, and `finish` chooses
+one of them on the validation split.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,14 +24,13 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import FixedSizeSteps, TableStream
 from bsmeta.data.text.tokenizer import load_padded_tokenizer
-from bsmeta.models.layers import list_layers
 from bsmeta.tasks.classification import model as models
 from bsmeta.tasks.classification.classifier import (
     ENCODER_PREFIX,
@@ -63,6 +62,7 @@ from bsmeta.tasks.classification.examples import (
 )
 from bsmeta.tasks.classification.label_sets import Labels, make_truth
 from bsmeta.tasks.classification.metrics import METRICS, choose_metrics
+from bsmeta.tasks.classification.report import describe_choice
 from bsmeta.tasks.classification.results import Choice, compute_scores
 from bsmeta.tasks.classification.systems import (
     Systems,
@@ -75,6 +75,9 @@ from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task, split_into_lists
+
+if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -194,6 +197,8 @@ class TextClassifier(Task):
         return float(self.config.layer_decay**depth)
 
     def shape(self) -> Shape:
+        from bsmeta.models.layers import list_layers  # slow to import
+
         with torch.device("meta"):
             model = self.build_model()
         body = model.base_model if self.config.pooling == HEAD else model.encoder
@@ -369,7 +374,10 @@ class TextClassifier(Task):
             seed=config.seed,
         )
         self._chosen = None if chosen == FINE_TUNE else chosen
-        return Choice(metric, chosen, compared, fitted.settings, fitted.notes)
+        choice = Choice(metric, chosen, compared, fitted.settings, fitted.notes)
+        if context.rank == 0:
+            logger.info("method=auto exports %s. %s", chosen, describe_choice(choice))
+        return choice
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         if self._thresholds is not None and self.config.method not in FITTED:

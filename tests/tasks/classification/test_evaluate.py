@@ -221,6 +221,10 @@ def test_other_systems_are_compared_with_the_model() -> None:
         "1 of 3 texts is longer than a chunk. Truncated to the first one, 33.3% of all would be "
         "right: -33.3 points compared with the model"
     )
+    assert sentences[-2] == (
+        "1 label is never predicted: 'neutral'. With class_weights=balanced, the texts of rare "
+        "labels weigh more."
+    )
     assert sentences[-1] == "1 of 4 rows repeats the text of an earlier row."
 
 

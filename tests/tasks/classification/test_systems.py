@@ -26,7 +26,15 @@ from bsmeta.tasks.classification.classifier import (
 )
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.model import load_model, read_labels
-from bsmeta.tasks.classification.systems import Standardization, choose_system, find_best_scale
+from bsmeta.tasks.classification.report import describe_choice
+from bsmeta.tasks.classification.results import Choice, estimate_standard_error
+from bsmeta.tasks.classification.systems import (
+    Fitting,
+    Split,
+    Standardization,
+    choose_system,
+    find_best_scale,
+)
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.optimization import build_optimizer, set_learning_rate
 from tests.conftest import REPOSITORY
@@ -231,8 +239,65 @@ def test_a_small_lead_on_the_validation_split_is_no_reason_for_the_larger_system
     chosen, compared = choose_system(truth, guesses, np.arange(100), 2, **settings)
     assert chosen == "linear"
     assert [system.name for system in compared] == ["fine_tune", "linear", "frozen"]
+    assert describe_choice(Choice("accuracy", chosen, compared, {}, [])) == (
+        "It is the TF-IDF + linear SVM (accuracy 0.800 on the validation split), which is simpler "
+        "than the best of 3 systems, the fine-tuned encoder, and within one standard error of it: "
+        "difference -0.020, standard error 0.064."
+    )
     guesses["fine_tune"] = truth
-    assert choose_system(truth, guesses, np.arange(100), 2, **settings)[0] == "fine_tune"
+    chosen, compared = choose_system(truth, guesses, np.arange(100), 2, **settings)
+    assert describe_choice(Choice("accuracy", chosen, compared, {}, [])) == (
+        "It is the fine-tuned encoder, the best of 3 systems on the validation split (accuracy "
+        "1.000); the best simpler one, the TF-IDF + linear SVM, is more than a standard error "
+        "below it: difference -0.200, standard error 0.041."
+    )
+
+
+def test_a_system_below_a_simpler_one_is_not_chosen() -> None:
+    """Its mistakes differ from the best system's, which makes its standard error large."""
+    truth = np.tile([0, 1], 50)
+    wrong = {"linear": range(24), "frozen": range(60, 86), "combined": range(20)}
+    guesses = {name: truth.copy() for name in wrong}
+    for name, texts in wrong.items():
+        guesses[name][texts] = 1 - truth[texts]
+    chosen, compared = choose_system(
+        truth, guesses, np.arange(100), 2, metric="accuracy", resamples=500, seed=1
+    )
+    scores = {system.name: system for system in compared}
+    linear = scores["linear"].differences["accuracy"]
+    frozen = scores["frozen"].differences["accuracy"]
+    assert linear.value < -estimate_standard_error(linear)
+    assert frozen.value < linear.value
+    assert frozen.value > -estimate_standard_error(frozen)
+    assert chosen == "combined"
+
+
+def test_the_simplest_of_equal_systems_is_chosen() -> None:
+    truth = np.tile([0, 1], 20)
+    guesses = dict.fromkeys(("linear", "frozen", "fine_tune"), truth)
+    chosen, compared = choose_system(
+        truth, guesses, np.arange(40), 2, metric="macro_f1", resamples=50, seed=1
+    )
+    assert chosen == "linear"
+    assert describe_choice(Choice("macro_f1", chosen, compared, {}, [])) == (
+        "It is the TF-IDF + linear SVM, the best of 3 systems on the validation split (macro F1 "
+        "1.000); there is no simpler one."
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_three_rows_a_label_are_fitted_without_a_warning() -> None:
+    """Words decide; scikit-learn would take so many numbers of labels for a regression."""
+    names = [f"label {number}" for number in range(40)]
+    truth = np.repeat(np.arange(40), 3)
+    texts = [f"word{label} row{row}" for row, label in enumerate(truth.tolist())]
+    vectors = np.random.default_rng(1).normal(size=(120, 8)).astype(np.float32)
+    train = Split(truth[0::3], texts[0::3], vectors[0::3])
+    validation = Split(truth[1::3], texts[1::3], vectors[1::3])
+    fitting = Fitting(names, [1.0] * 40, train, validation)
+    fitting.fit(["linear", "frozen", "combined"])
+    assert [*fitting.models] == ["linear", "combined", "frozen"]
+    assert fitting.facts["linear"]["predicted"] == list(range(40))
 
 
 def test_a_value_that_is_not_known_is_refused_with_its_key(
