@@ -14,7 +14,7 @@ ITSELF = "a value of this process, as it reads back from JSON"
 # Decoders outside of the gate, and why what they read needs none.
 EXCEPTIONS = {
     "config/saved.py: yaml.SafeLoader": "stricter than that of the gate, which calls it",
-    "core/keys.py:_read_docstrings ast.literal_eval": "docstrings in the source of this package",
+    "core/keys.py:_extract_docstrings ast.literal_eval": "docstrings in the source of this package",
     "data/prepare.py:_convert_like_json json.loads": ITSELF,
     "data/table/records.py:_check_key json.loads": ITSELF,
     "data/table/store.py:open_store json.loads": ITSELF,
