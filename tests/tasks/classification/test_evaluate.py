@@ -86,6 +86,27 @@ def test_the_test_split_of_a_checkpoint(run: Path, capsys: pytest.CaptureFixture
     assert "Scores on leanings.csv, test split" in capsys.readouterr().out
 
 
+def test_a_linear_model_is_its_own_baseline(
+    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("fitted again")
+
+    folder = tmp_path / "run"
+    config = ClassificationConfig(
+        data_config=data_config(write_leanings(tmp_path)), model_name=str(encoder),
+        method="linear", out_dir=str(folder),
+    )  # fmt: skip
+    task = TextClassifier(config)
+    model = task.build_model()
+    task.export(model, model.state_dict(), folder / "model")
+    (folder / "config.yaml").write_text(format_yaml(config))
+    (folder / "metrics.jsonl").write_text("")
+    monkeypatch.setattr(module, "fit_word_system", fail)
+    found = evaluated(folder)
+    assert found["systems"]["TF-IDF + linear SVM"]["accuracy"]["minus_model"] == 0.0
+
+
 def test_another_csv_file_is_evaluated_if_the_model_has_its_labels(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
