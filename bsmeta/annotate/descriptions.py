@@ -195,7 +195,7 @@ def _read_articles(path: Path) -> Iterator[_Article]:
 
 
 def _open_dump(path: Path) -> IO[bytes]:
-    """Opens a dump, and decompresses it by the suffix of its name."""
+    """Opens a dump for reading; one that ends in `.bz2` or `.gz` is decompressed."""
     if path.suffix == ".bz2":
         return bz2.open(path)
     if path.suffix == ".gz":

@@ -93,7 +93,8 @@ def classify_bad_document(error: Exception, location: str = "") -> BadDocument:
     """Converts a decoder's error to a `BadDocument`.
 
     Args:
-        location: The decoded column, as the beginning of the detail; "" for the whole line.
+        location: Prefix of the detail that names what was decoded, such as `url: `; "" if it was
+            the whole line.
 
     Returns:
         An error with the reason `not_json`, `text_not_string`, `not_an_object` or `wrong_type`.

@@ -52,7 +52,7 @@ _GAIN_STYLES = {
 
 
 def describe_intervals(study: StudyConfig) -> str:
-    """Returns the sentence of tables' notes that explains the intervals in brackets."""
+    """Returns the sentence that explains the intervals in brackets, for the note of a table."""
     return (
         f"In brackets: 95% intervals over seeds (Student's t) and {study.cluster}s (jackknife), "
         "paired by seed and by document, each for itself."

@@ -79,7 +79,11 @@ def find_column_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def find_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
-    """Returns a problem if a source has no documents; otherwise one for each path they lack.
+    """Finds the problems of a source's first documents.
+
+    Returns:
+        One problem if the source has no documents; otherwise one for each path in `columns` that
+        none of its first documents has.
 
     Args:
         name: Name of the source; "" without a mixture.

@@ -83,7 +83,8 @@ class Survey:
 def survey_data(config: DataConfig) -> Survey:
     """Lists, samples and checks the data of a run.
 
-    For a run with prepared sequences, the result contains most errors as its `failure`.
+    If `prepared` is set, an error in the data is returned as `failure` instead of raised, because
+    the run may still train on its prepared sequences.
 
     Raises:
         ConfigurationError: If a key has an invalid value, or there are too many streams.

@@ -117,9 +117,9 @@ class DocumentSums:
 
 
 class _Style(NamedTuple):
-    """How the documents of an arm's style are rendered and encoded.
+    """The renderer and the encoder of one style.
 
-    The encoder closes truncated prefixes in the style.
+    The encoder needs the style too: it ends a truncated prefix as the style does.
     """
 
     renderer: StyledRenderer
