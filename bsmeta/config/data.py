@@ -364,36 +364,38 @@ def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
             continue
 
         printable_entry = format_url(entry)
-        scheme = address[0].lower()
+        scheme_prefix = address[0].lower()
         is_read_by_tensorflow = config.reader == "tf" and name != _HELD_OUT_KEY
-        if is_read_by_tensorflow and scheme in (HUB_SCHEME, *_WEB_SCHEMES):
+        if is_read_by_tensorflow and scheme_prefix in (HUB_SCHEME, *_WEB_SCHEMES):
             expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
             fix = "data_config.reader=native"
             yield Problem(name, HYDRA, format_value(printable_entry), expected, fix)
-        elif not is_read_by_tensorflow and scheme not in REMOTE_SCHEMES:
+        elif not is_read_by_tensorflow and scheme_prefix not in REMOTE_SCHEMES:
             stores = "s3://BUCKET/…, gs://BUCKET/… or az://CONTAINER/…"
             expected = f"a path, or {HUB_SCHEME}datasets/OWNER/NAME/…, {stores}"
-            fix = _suggest_readable_entry(name, scheme, printable_entry[len(scheme) :])
-            yield Problem(name, HYDRA, f"{format_value(printable_entry)} ({scheme})", expected, fix)
+            location = printable_entry[len(scheme_prefix) :]
+            fix = _suggest_readable_entry(name, scheme_prefix, location)
+            content = f"{format_value(printable_entry)} ({scheme_prefix})"
+            yield Problem(name, HYDRA, content, expected, fix)
 
 
-def _suggest_readable_entry(name: str, scheme: str, location: str) -> str:
+def _suggest_readable_entry(name: str, scheme_prefix: str, location: str) -> str:
     """Returns the fix for an address that cannot be read.
 
     Args:
         name: The key that has the address.
-        scheme: The scheme of the address, in lower case.
+        scheme_prefix: The scheme of the address and `://`, in lower case.
         location: The rest of the address.
     """
-    if scheme == "file://":
+    if scheme_prefix == "file://":
         return f"{name}={location}"
-    if scheme in _SCHEME_ALIASES:
-        return f"{name}={_SCHEME_ALIASES[scheme]}{location}"
-    if scheme in _AZURE_ALIASES:
+    if scheme_prefix in _SCHEME_ALIASES:
+        return f"{name}={_SCHEME_ALIASES[scheme_prefix]}{location}"
+    if scheme_prefix in _AZURE_ALIASES:
         return f"{name}=az://CONTAINER/PATH, with AZURE_STORAGE_ACCOUNT_NAME set to the account"
 
-    fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
-    if name != _HELD_OUT_KEY and scheme not in _WEB_SCHEMES:
+    fix = f"copy the files here, or mount {scheme_prefix}… as a folder, and name the path"
+    if name != _HELD_OUT_KEY and scheme_prefix not in _WEB_SCHEMES:
         fix += "; data_config.reader=tf reads what TensorFlow has a file system for"
     return fix
 

@@ -90,7 +90,11 @@ def run_evaluation(
 
 
 def has_other_data(config: EvaluateConfig, location: Location) -> bool:
-    """Whether `validation_file` differs from the run's held-out file, which may have been moved."""
+    """Whether `validation_file` is a different file from the run's held-out file.
+
+    A local file of the same name counts as the run's if that one no longer exists (it may have been
+    moved).
+    """
     if config.validation_file is None:
         return False
     data = read_run_config(location, config.training_config, config.overrides).data_config
@@ -383,24 +387,25 @@ def _compare_over_hosts(
     """Compares two models over hosts, second minus first.
 
     Args:
-        bits, sizes: float64 [2, documents].
+        bits, sizes: float64 [2, documents], the bits and bytes of both models.
         clusters: int64 [documents], the index of each document's host.
 
     Returns:
         The interval of the difference (None for a single host), and the p-value of the sign test.
     """
-    values = sum_by_cluster(bits, clusters)
-    weights = sum_by_cluster(sizes, clusters)
-    differences = values[1] / weights[1] - values[0] / weights[0]
+    host_bits = sum_by_cluster(bits, clusters)
+    host_bytes = sum_by_cluster(sizes, clusters)
+    differences = host_bits[1] / host_bytes[1] - host_bits[0] / host_bytes[0]
     p_value = compute_sign_test(int((differences < 0).sum()), int((differences > 0).sum()))
     num_hosts = len(differences)
     if num_hosts < 2:
         return None, p_value
 
-    changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
-    degrees = min(compute_cluster_degrees(model_weights) for model_weights in weights)
-    variance = compute_jackknife_variance(changes, num_hosts)
+    first_estimates = leave_one_out(host_bits[0], host_bytes[0])
+    second_estimates = leave_one_out(host_bits[1], host_bytes[1])
+    variance = compute_jackknife_variance(second_estimates - first_estimates, num_hosts)
+    degrees = min(compute_cluster_degrees(bytes_of_model) for bytes_of_model in host_bytes)
     half_width = compute_half_width([ErrorSource(variance, degrees)])
-    bits_per_byte = values.sum(axis=1) / weights.sum(axis=1)
+    bits_per_byte = host_bits.sum(axis=1) / host_bytes.sum(axis=1)
     difference = float(bits_per_byte[1] - bits_per_byte[0])
     return Interval(difference - half_width, difference + half_width), p_value
