@@ -508,7 +508,8 @@ class _Content:
 
     def _decompress(self) -> bool:
         """Adds a decompressed block or a gap; returns False at the end of the file."""
-        while True:
+        block = b""
+        while not block:
             if self._decompressor is None and not self._begin_member():
                 return False
 
@@ -520,21 +521,26 @@ class _Content:
                 self._skip_member()
                 return True
 
-            self._cursor += len(data)
-            if self._decompressor.eof:
-                self._cursor -= len(self._decompressor.unused_data)
+            is_member_end = self._decompressor.eof
+            unread = self._decompressor.unconsumed_tail
+            if is_member_end:
+                unread = self._decompressor.unused_data
                 self._decompressor = None
-            else:
-                self._cursor -= len(self._decompressor.unconsumed_tail)
-                is_used_up = self._cursor == len(self._compressed) and len(block) < BLOCK_BYTES
-                if is_used_up and not self._read_more():
-                    self._decompressor = None
-                    self._buffer += block
-                    self._add_gap(MEMBER_CUT_OFF)
-                    return True
-            if block:
-                self._buffer += block
+            self._cursor += len(data) - len(unread)
+
+            is_used_up = self._cursor == len(self._compressed) and len(block) < BLOCK_BYTES
+            if is_used_up and not is_member_end and not self._read_more():
+                self._end_cut_off_member(block)
                 return True
+
+        self._buffer += block
+        return True
+
+    def _end_cut_off_member(self, block: bytes) -> None:
+        """Ends the current member at the end of the file, after its last block."""
+        self._decompressor = None
+        self._buffer += block
+        self._add_gap(MEMBER_CUT_OFF)
 
     def _read_more(self) -> bool:
         """Appends the next bytes of the file to the compressed data; returns False at its end."""

@@ -102,8 +102,8 @@ def restore_declared_study(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
     seeds = list(dict.fromkeys([*declared["seeds"], *study.seeds]))
 
     notes = [
-        *_note_removed("seed", declared["seeds"], study.seeds),
-        *_note_removed("arm", declared["arms"], study.arms),
+        *_note_removed("seeds", declared["seeds"], study.seeds),
+        *_note_removed("arms", declared["arms"], study.arms),
         *_note_changed_claims(declared["claims"], study),
         *_note_changed_cluster(declared["cluster"], study.cluster),
         *_note_changed_tasks(declared["downstream"], study),
@@ -278,21 +278,21 @@ def _select_test_keys_of_claims(study: StudyConfig) -> dict[str, dict[str, Any]]
     return {name: _select_test_keys(claim) for name, claim in study.claims.items()}
 
 
-def _note_removed(noun: str, declared: Iterable[Any], current: Iterable[Any]) -> list[str]:
+def _note_removed(plural_noun: str, declared: Iterable[Any], current: Iterable[Any]) -> list[str]:
     """Returns a note on declared arms or seeds that the study's file lacks; [] if it has all.
 
     Args:
-        noun: `arm` or `seed`.
+        plural_noun: `arms` or `seeds`.
     """
-    names = [str(name) for name in declared if name not in set(current)]
-    if not names:
+    remaining = set(current)
+    removed = [str(name) for name in declared if name not in remaining]
+    if not removed:
         return []
 
-    plural = "s" if len(names) > 1 else ""
     return [
-        f"The {noun}{plural} {', '.join(names)} {'were' if plural else 'was'} declared before the "
-        f"first run and {'are' if plural else 'is'} no longer in the study's file: the verdicts "
-        "need what was declared, so the measurements count, and claims are open without them."
+        f"Declared before the first run, but no longer among the {plural_noun} of the study's "
+        f"file: {', '.join(removed)}. The verdicts need everything that was declared, so these "
+        "measurements count, and claims are open without them."
     ]
 
 

@@ -59,6 +59,8 @@ FREQUENT_WORDS = [
 ]  # fmt: skip
 """Frequent English words, each a token of any English tokenizer."""
 
+_MIN_TEXT_TOKENS = 2  # of a chunk, after its longest prefix
+
 
 class EncodedPrefix(NamedTuple):
     """The tokens of a prefix.
@@ -261,12 +263,14 @@ class DocumentEncoder:
         separator_key = "metadata_prefix_sep"
         if metadata.metadata_boundary_token:
             separator_key = "metadata_boundary_token"
-        if not len(self._separator) < max_prefix_length <= max_seq_len - 2 - len(self._bos_ids):
+        holds_metadata = max_prefix_length > len(self._separator)
+        room_for_text = max_seq_len - max_prefix_length - len(self._bos_ids)
+        if not holds_metadata or room_for_text < _MIN_TEXT_TOKENS:
             raise ConfigurationError(
                 f"data_config.metadata_config: a prefix of up to {max_prefix_length} tokens "
                 "(prefix_max_tokens, or half of max_seq_len) must hold more than "
-                f"{separator_key} ({len(self._separator)} tokens) and leave two tokens of "
-                f"max_seq_len={max_seq_len} for the text"
+                f"{separator_key} ({len(self._separator)} tokens) and leave {_MIN_TEXT_TOKENS} "
+                f"tokens of max_seq_len={max_seq_len} for the text"
             )
 
         room = compute_metadata_room(config)

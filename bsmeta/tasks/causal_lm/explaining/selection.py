@@ -29,7 +29,7 @@ from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard
-from bsmeta.data.stream.corpora import deal_corpora, open_corpora
+from bsmeta.data.stream.corpora import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.held_out import read_held_out
 from bsmeta.data.stream.plan import Share
 from bsmeta.data.stream.stages.items import WindowDocument
@@ -123,6 +123,65 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
     )
 
 
+def _find_start(name: str | None, shards: Sequence[Shard], data: DataConfig) -> Start:
+    """Returns the first document to show; None: the first of all."""
+    return Start() if name is None else find_document(name, shards, data)
+
+
+def _set_types(data: DataConfig, types: Sequence[str] | None) -> DataConfig:
+    """Returns the configuration with `types` selected (see `select_types`); None: as it is."""
+    if types is None:
+        return data
+    return dataclasses.replace(data, metadata_config=select_types(data.metadata_config, types))
+
+
+def _find_phase(config: ExplainConfig, metadata: MetadataConfig) -> int:
+    """Returns the index of the metadata phase in which `config.step` is."""
+    steps = config.max_train_steps
+    starts = compute_phase_starts(metadata, steps, RatePlan.of(config, steps).decay_start)
+    return bisect.bisect_left(starts, config.step) - 1
+
+
+def _group_shares(data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, list[Share]]:
+    """Returns the shares of each shard among the streams, by the shard's name."""
+    shares: dict[str, list[Share]] = {
+        shard.name: [] for corpus in corpora for shard in corpus.shards
+    }
+    for streams in deal_corpora(data, corpora):
+        for share in itertools.chain.from_iterable(streams):
+            shares[share.shard.name].append(share)
+    return shares
+
+
+def _build_makers(
+    data: DataConfig, corpora: Sequence[Corpus], tokenizer: PreTrainedTokenizerBase, seed: int
+) -> dict[str, WindowMaker]:
+    """Reads the held-out file and the first lines of each corpus, and builds its window maker.
+
+    Returns:
+        The window maker of each shard, by the shard's name; all shards of a corpus share one.
+
+    Raises:
+        ConfigurationError: If a corpus has no document, or a configured column is in none of its
+            first documents.
+        DataError: If the held-out documents cannot be read.
+    """
+    held_out = read_held_out(data)
+    makers: dict[str, WindowMaker] = {}
+    for corpus in corpora:
+        maker = WindowMaker(
+            corpus.config,
+            tokenizer,
+            seed,
+            source=corpus.name,
+            held_out=held_out,
+            sample=read_checked_lines(data, corpus),
+        )
+        for shard in corpus.shards:
+            makers[shard.name] = maker
+    return makers
+
+
 class Selection:
     """Iterates over the windows that contain the documents to show.
 
@@ -138,42 +197,16 @@ class Selection:
     def __init__(self, config: ExplainConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         check_data(config.data_config)
         self._config = config
-        self._data = config.data_config
-        if config.types is not None:
-            metadata = select_types(config.data_config.metadata_config, config.types)
-            self._data = dataclasses.replace(config.data_config, metadata_config=metadata)
-
-        steps = config.max_train_steps
-        starts = compute_phase_starts(
-            self._data.metadata_config, steps, RatePlan.of(config, steps).decay_start
-        )
-        self._phase = bisect.bisect_left(starts, config.step) - 1
+        self._data = _set_types(config.data_config, config.types)
+        self._phase = _find_phase(config, self._data.metadata_config)
 
         corpora = open_corpora(self._data)
-        self._shards: list[Shard] = []
-        for corpus in corpora:
-            self._shards += corpus.shards
-        self._start = Start()
-        if config.document is not None:
-            self._start = find_document(config.document, self._shards, self._data)
+        self._shards = [shard for corpus in corpora for shard in corpus.shards]
+        self._start = _find_start(config.document, self._shards, self._data)
 
         self._indexes = IndexCache(Cache(self._data.cache_dir))
-        excluded = read_held_out(self._data)
-        self._makers: dict[str, WindowMaker] = {}  # by shard
-        self._shares: dict[str, list[Share]] = {shard.name: [] for shard in self._shards}
-        for corpus, streams in zip(corpora, deal_corpora(self._data, corpora), strict=True):
-            maker = WindowMaker(
-                corpus.config,
-                tokenizer,
-                config.seed,
-                source=corpus.name,
-                held_out=excluded,
-                sample=read_checked_lines(self._data, corpus),
-            )
-            for shard in corpus.shards:
-                self._makers[shard.name] = maker
-            for share in itertools.chain.from_iterable(streams):
-                self._shares[share.shard.name].append(share)
+        self._shares = _group_shares(self._data, corpora)
+        self._makers = _build_makers(self._data, corpora, tokenizer, config.seed)
 
     def __iter__(self) -> Iterator[ExplainedWindow]:
         """Yields the windows, each with at least one document to show.
