@@ -282,13 +282,13 @@ class _Alignment:
 
         Such runs have been moved by an extractor, or have too many copies to be anchors.
         """
-        unused = [
+        unused_spans = [
             (start, end)
             for start, end in _find_marked_ranges(self._is_used, 0)
             if end - start >= count
         ]
-        positions = self._locate_runs(unused, count)
-        for start, end in unused:
+        positions = self._locate_runs(unused_spans, count)
+        for start, end in unused_spans:
             matched_end = start
             runs = _slice_runs(self._extract_words[start:end], count)
             for extract_position, run in enumerate(runs, start):
@@ -305,10 +305,12 @@ class _Alignment:
         limit = min(extract_end - extract_position, text_end - text_position)
         return self._mark_equal_words(extract_position, text_position, limit)
 
-    def _locate_runs(self, unused: list[Span], count: int) -> dict[tuple[int, ...], deque[int]]:
+    def _locate_runs(
+        self, unused_spans: list[Span], count: int
+    ) -> dict[tuple[int, ...], deque[int]]:
         """Lists the unmatched positions in the text of each run of the extract's unused parts."""
         positions: dict[tuple[int, ...], deque[int]] = {}
-        for start, end in unused:
+        for start, end in unused_spans:
             for run in _slice_runs(self._extract_words[start:end], count):
                 positions[run] = deque()
         if not positions:

@@ -338,7 +338,11 @@ class DescriptionTable:
         return None
 
     def _open_table(self) -> Callable[[str], str | None]:
-        """Opens the file; returns a function from domain to description."""
+        """Opens the file; returns a function from domain to description (None: it has none).
+
+        Raises:
+            OSError, ValueError, KeyError, TypeError, sqlite3.Error: If it is not such a table.
+        """
         if self._path.suffix == ".sqlite":
             with closing(open_database(self._path)) as database:
                 database.execute("SELECT domain, description FROM descriptions LIMIT 1")

@@ -396,8 +396,8 @@ class _Content:
             is_whole = barrier is None or end <= barrier
             if match is not None:
                 is_empty_line = match[0].endswith((b"\n\n", b"\n\r\n"))
-                is_found = is_whole and is_empty_line and end - start <= MAX_HEADER_BYTES
-                return end if is_found else None
+                is_header_end = is_whole and is_empty_line and end - start <= MAX_HEADER_BYTES
+                return end if is_header_end else None
             if not is_whole or end - start > MAX_HEADER_BYTES:
                 return None
             scanned = max(start, end - _MAX_VERSION_LINE_BYTES)
@@ -421,9 +421,9 @@ class _Content:
         if length > MAX_BUFFERED_BYTES and self.fill(start + MAX_BUFFERED_BYTES):
             return self._discard_until(start, end)
 
-        is_there = self.fill(end)
+        is_complete = self.fill(end)
         barrier = self._find_barrier(start)
-        if not is_there or (barrier is not None and barrier < end):
+        if not is_complete or (barrier is not None and barrier < end):
             return None
 
         self.fill(end + 4)
@@ -579,7 +579,7 @@ class _Content:
         decompressing the member again in small steps.
         """
         member = self._member
-        known_bytes = self._end - member.position
+        buffered_bytes = self._end - member.position
         decompressed_bytes = 0
         decompressor = zlib.decompressobj(GZIP_WBITS)
         self._file.seek(member.offset)
@@ -590,7 +590,7 @@ class _Content:
                 if not data:
                     break
                 block = decompressor.decompress(data)
-                self._buffer += block[max(known_bytes - decompressed_bytes, 0) :]
+                self._buffer += block[max(buffered_bytes - decompressed_bytes, 0) :]
                 decompressed_bytes += len(block)
         except zlib.error as error:
             reason = str(error).rpartition(": ")[2]

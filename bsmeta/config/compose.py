@@ -301,8 +301,8 @@ class _Composer:
         """Adds the problem of a misfit to its source: the last override or file that sets it."""
         for override in reversed(overrides):
             if override.sets(misfit.path):
-                written = override.value if override.name == misfit.key else None
-                problem = misfit.describe_problem(COMMAND_LINE, self._schema, written)
+                written_value = override.value if override.name == misfit.key else None
+                problem = misfit.describe_problem(COMMAND_LINE, self._schema, written_value)
                 override.problems.append(problem)
                 return
         self._problems_of_files.append(self._describe_problem_of_file(misfit))

@@ -349,11 +349,11 @@ def _find_weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
     if not weights or not all(0 < weight < math.inf for weight in weights):
         return  # out of bounds, and refused for that
     if sum(compute_parts(weights)) > MAX_PARTS:
-        found = f"weights {', '.join(map(str, weights))}"
+        content = f"weights {', '.join(map(str, weights))}"
         expected = "weights whose shares are exact in fewer digits"
         shares = [f"{weight / sum(weights):.3f}" for weight in weights]
         fix = f"weights {', '.join(shares)}"
-        yield Problem("data_config.sources", HYDRA, found, expected, fix)
+        yield Problem("data_config.sources", HYDRA, content, expected, fix)
 
 
 def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
@@ -408,9 +408,9 @@ def _find_pattern_problems(config: DataConfig) -> Iterator[Problem]:
 
     files = sorted(glob.glob(path, recursive=True))
     count = {0: "no file", 1: "1 file"}.get(len(files), f"{len(files)} files")
-    found = f"{format_value(path)}, a pattern that matches {count}"
+    content = f"{format_value(path)}, a pattern that matches {count}"
     fix = f"{_HELD_OUT_KEY}={files[0] if files else 'FILE'}"
-    yield Problem(_HELD_OUT_KEY, HYDRA, found, "the path of one file", fix)
+    yield Problem(_HELD_OUT_KEY, HYDRA, content, "the path of one file", fix)
 
 
 def _iterate_file_entries(config: DataConfig) -> Iterator[tuple[str, str]]:

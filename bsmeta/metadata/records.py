@@ -71,7 +71,7 @@ class Record(msgspec.Struct, gc=False):
     html_attrs: msgspec.Raw = msgspec.Raw(b"null")
 
     def is_local(self) -> bool:
-        """Whether the record is about a span; a record without a `type` is if it has a span."""
+        """Whether the record is about a span; without a `type`, whether it has a start index."""
         if self.type is None:
             return self.char_start_idx is not None
         return self.type == "local"

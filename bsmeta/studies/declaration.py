@@ -298,12 +298,13 @@ def _note_removed(plural_noun: str, declared: Iterable[Any], current: Iterable[A
 
 def _note_changed_claims(declared: Mapping[str, Any], study: StudyConfig) -> list[str]:
     """Returns a note on claims that differ from the declared ones; [] if none does."""
-    changed = _list_changed_names(declared, _select_test_keys_of_claims(study))
-    if not changed:
+    changed_names = _list_changed_names(declared, _select_test_keys_of_claims(study))
+    if not changed_names:
         return []
 
     return [
-        f"The claims of the study's file are not those that were declared ({', '.join(changed)}): "
+        "The claims in the study's file differ from the declared claims "
+        f"({', '.join(changed_names)}): "
         "only the declared claims are tested."
     ]
 
@@ -325,8 +326,8 @@ def _note_changed_tasks(declared: Mapping[str, Any] | None, study: StudyConfig) 
         return []
 
     return [
-        "The tasks (downstream) of the study's file are not those that were declared with its "
-        "claims: only scores of the declared ones are read."
+        "The tasks (downstream) in the study's file differ from the tasks declared with its "
+        "claims: only scores of the declared tasks are read."
     ]
 
 

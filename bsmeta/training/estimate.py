@@ -207,9 +207,9 @@ def estimate_activations(
     with FakeTensorMode():
         state = _make_fake_state(shape.body, weight_dtype, device)
         ids = torch.zeros(shape.rows, shape.length, dtype=torch.long, device=device)
-        saved = _SavedTensors(state.values())
+        saved_tensors = _SavedTensors(state.values())
         with (
-            saved.record(shape.layers),
+            saved_tensors.record(shape.layers),
             torch.autocast(device, torch.bfloat16, enabled=half and casts),
         ):
             hidden = functional_call(shape.body, state, (), {"input_ids": ids}).last_hidden_state
@@ -218,12 +218,12 @@ def estimate_activations(
     tokens = shape.rows * shape.length
     width = hidden.shape[-1]
     hidden_bytes = tokens * width * value_bytes  # the input of the output embedding
-    in_layers = sum(saved.layer_bytes)
-    outside_layers = saved.total_bytes - in_layers + hidden_bytes
-    recomputed = saved.count_bytes_with_recomputation(shape.recompute_every)
+    layer_bytes = sum(saved_tensors.layer_bytes)
+    other_bytes = saved_tensors.total_bytes - layer_bytes + hidden_bytes
+    recomputed_bytes = saved_tensors.count_bytes_with_recomputation(shape.recompute_every)
     return Activations(
-        layers=float(in_layers + outside_layers),
-        layers_recomputed=float(recomputed + outside_layers),
+        layers=float(layer_bytes + other_bytes),
+        layers_recomputed=float(recomputed_bytes + other_bytes),
         loss=_estimate_loss_bytes(tokens, shape.outputs, width, shape.loss_chunk, value_bytes),
     )
 
@@ -415,20 +415,22 @@ class Forecast:
     @property
     def needed(self) -> float | None:
         """Bytes on each device in this launch; None if the activations cannot be counted."""
-        live = self._activations.get(self.stage)
-        if live is None:
+        activations = self._activations.get(self.stage)
+        if activations is None:
             return None
         recomputes = getattr(self._config, "gradient_checkpointing", False)  # a key of some tasks
-        return self.held + live.total(recomputes)
+        return self.held + activations.total(recomputes)
 
     def _count_activations(self, stages: list[Stage]) -> None:
         """Estimates the activations of each engine."""
-        by_precision: dict[_Precision, Activations] = {}
+        activations_by_precision: dict[_Precision, Activations] = {}
         for stage in stages:
             precision = self._choose_precision(stage)
-            if precision not in by_precision:
-                by_precision[precision] = self._estimate_with_precision(self._shape, precision)
-            self._activations[stage] = by_precision[precision]
+            if precision not in activations_by_precision:
+                activations_by_precision[precision] = self._estimate_with_precision(
+                    self._shape, precision
+                )
+            self._activations[stage] = activations_by_precision[precision]
 
     def _estimate_with_precision(self, shape: Shape, precision: _Precision) -> Activations:
         """Estimates activations with the kernels of this device, or of `estimate_card`."""

@@ -108,8 +108,8 @@ def test_the_declared_tasks_are_read_instead_of_the_changed_file(kept: StudyConf
     study, notes = restore_declared_study(replace(declared, downstream=easier))
     assert study.downstream == replace(tasks, arms=["none", "url"])
     assert notes == [
-        "The tasks (downstream) of the study's file are not those that were declared with its "
-        "claims: only scores of the declared ones are read."
+        "The tasks (downstream) in the study's file differ from the tasks declared with its "
+        "claims: only scores of the declared tasks are read."
     ]
 
 

@@ -587,7 +587,7 @@ class _TooLongError(Exception):
 
 
 class _Failure(NamedTuple):
-    """An error that every record that extends to a certain line runs into.
+    """The error of every record that extends to a certain line.
 
     Attributes:
         end_line: Number of the line at which the error occurs.

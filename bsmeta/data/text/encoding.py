@@ -87,16 +87,16 @@ def make_loss_tables(config: MetadataConfig) -> tuple[BoolArray, BoolArray]:
         tokens of the body.
     """
     trained_types = config.loss_on_metadata_types
-    outside = np.zeros(256, np.bool_)
-    outside[0] = True
+    outside_targets = np.zeros(256, np.bool_)
+    outside_targets[0] = True
     for token_type, key in enumerate(config.metadata_list, start=1):
         is_trained = trained_types is None or key in trained_types
-        outside[token_type] = config.loss_on_metadata and is_trained
+        outside_targets[token_type] = config.loss_on_metadata and is_trained
 
-    body = outside.copy()
+    body_targets = outside_targets.copy()
     if config.treat_local_metadata_as_regular_text:
-        body[:] = True
-    return outside, body
+        body_targets[:] = True
+    return outside_targets, body_targets
 
 
 @dataclass

@@ -92,11 +92,11 @@ def prepare_tokenizer(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None
 ) -> PreTrainedTokenizerBase:
     """Returns a copy of a run's tokenizer for export, with the template and the row length."""
-    exported = deepcopy(tokenizer)
-    exported.model_max_length = compute_row_length(config)
+    exported_tokenizer = deepcopy(tokenizer)
+    exported_tokenizer.model_max_length = compute_row_length(config)
     if template is not None:
-        exported.chat_template = template.text
-    return exported
+        exported_tokenizer.chat_template = template.text
+    return exported_tokenizer
 
 
 def build_chat_template(
@@ -177,7 +177,7 @@ def compare_with_training(
     metadata = config.metadata_config
     samples = list(_make_samples(config, lines))
     encoder = DocumentEncoder(tokenizer, config)
-    encoded = encoder.encode([sample.rendered for sample in samples])
+    encoded_documents = encoder.encode([sample.rendered for sample in samples])
 
     special_tokens = {
         token.content for token in tokenizer.added_tokens_decoder.values() if token.special
@@ -189,7 +189,7 @@ def compare_with_training(
         bos = str(tokenizer.bos_token)
 
     comparison = Comparison()
-    for sample, document in zip(samples, encoded, strict=True):
+    for sample, document in zip(samples, encoded_documents, strict=True):
         rendered = sample.rendered
         if document.prefix_is_cut or document.suffix_length >= max_suffix:
             comparison.num_cut += 1
@@ -282,11 +282,11 @@ def _make_sample(document: Document, renderer: Renderer, config: MetadataConfig)
         BadDocument: If its records are invalid.
     """
     rendered = renderer.render(document, config.metadata_list)
-    announced = set(rendered.prefix_token_types.tolist())
+    announced_types = set(rendered.prefix_token_types.tolist())
     content: dict[str, Any] = {}
     for token_type, key in enumerate(config.metadata_list, start=1):
         if find_type(key).is_local or find_type(key).always_present:
-            if token_type in announced:
+            if token_type in announced_types:
                 content[key] = True
         elif key in rendered.types:
             records = document.records(key)

@@ -571,7 +571,11 @@ class CausalLanguageModel(Task):
         return make_metrics(METRICS, values)
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
-        """Compares configured and realized shares of documents, overall and by metadata type."""
+        """Compares configured and realized shares of documents, overall and by metadata type.
+
+        Returns:
+            {} if no documents were counted.
+        """
         documents = counts.get("documents", 0.0)
         if not documents:
             return {}

@@ -258,9 +258,9 @@ def _compute_metrics_over_hosts(
     names = [comparison.name for comparison in comparisons if comparison.group != TEXT]
     if not names:
         return {}
-    stacked = np.stack([sums[name].totals for name in names])
+    stacked_sums = np.stack([sums[name].totals for name in names])
     results = compute_paired_metrics(
-        stacked, resamples=1, seed=0, family=range(len(names)), clusters=clusters
+        stacked_sums, resamples=1, seed=0, family=range(len(names)), clusters=clusters
     )
     return {
         name: metrics for name, metrics in zip(names, results, strict=True) if metrics is not None
@@ -332,8 +332,8 @@ def _compare_pair(
     sizes = sums[:, :, BYTES]
     bits_per_byte = bits.sum(axis=1) / sizes.sum(axis=1)
     differences = bits[1] / sizes[1] - bits[0] / sizes[0]
-    better = int((differences < 0).sum())
-    worse = int((differences > 0).sum())
+    num_better = int((differences < 0).sum())
+    num_worse = int((differences > 0).sum())
 
     if by_host:
         hosts = [first.hosts[index] for index in first_indices]
@@ -343,7 +343,7 @@ def _compare_pair(
         if num_documents > 1:
             ratios = resample_ratios(bits, sizes, resamples=resamples, seed=seed)
             interval = compute_central_interval(ratios[:, 1] - ratios[:, 0])
-        p_value = compute_sign_test(better, worse)
+        p_value = compute_sign_test(num_better, num_worse)
 
     return PairRow(
         first=first.checkpoint,
@@ -355,8 +355,8 @@ def _compare_pair(
         difference=float(bits_per_byte[1] - bits_per_byte[0]),
         difference_low=interval.low if interval else None,
         difference_high=interval.high if interval else None,
-        documents_better=better,
-        documents_worse=worse,
+        documents_better=num_better,
+        documents_worse=num_worse,
         sign_test_p=p_value,
         sign_test_p_holm=1.0,
     )

@@ -219,10 +219,10 @@ class Selection:
         for index, shard in enumerate(self._shards[self._start.shard :]):
             first_document = self._start.document if index == 0 else 0
             for window in self._iterate_windows(shard, first_document):
-                explained = self._explain_window(window, first_document, remaining)
-                remaining -= len(explained.documents)
-                if explained.documents:
-                    yield explained
+                explained_window = self._explain_window(window, first_document, remaining)
+                remaining -= len(explained_window.documents)
+                if explained_window.documents:
+                    yield explained_window
                 if not remaining:
                     return
 
@@ -261,6 +261,9 @@ class Selection:
 
         Args:
             count: The number of documents in the shard.
+
+        Raises:
+            ConfigurationError: Always.
         """
         problem = f"document={shard.name}:{number}: the shard has "
         if not count:
@@ -272,42 +275,42 @@ class Selection:
     def _explain_window(self, window: Window, start: int, limit: int) -> ExplainedWindow:
         """Packs a window, and selects up to `limit` of its documents from number `start`."""
         maker = self._makers[window.shard.name]
-        documents, skipped = maker.prepare_documents(window, self._phase)
-        for reason, count in skipped.items():
+        documents, skip_counts = maker.prepare_documents(window, self._phase)
+        for reason, count in skip_counts.items():
             logger.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
 
-        packed = maker.pack(window, documents)
+        packed_window = maker.pack(window, documents)
         sequence_by_chunk: dict[int, int] = {}
-        for sequence, chunk_indices in enumerate(packed.packing):
+        for sequence, chunk_indices in enumerate(packed_window.packing):
             for chunk_index in chunk_indices:
                 sequence_by_chunk[chunk_index] = sequence
 
-        chunks = iter(packed.chunks)
+        chunks = iter(packed_window.chunks)
         packed_chunks: list[PackedChunk] = []
-        explained: list[ExplainedDocument] = []
+        explained_documents: list[ExplainedDocument] = []
         for document in documents:
             # Packing may have cut the chunks; these are trained on.
             document.chunks = list(itertools.islice(chunks, len(document.chunks)))
             first = len(packed_chunks)
             packed_chunks += self._describe_chunks(document)
-            if document.number >= start and len(explained) < limit:
+            if document.number >= start and len(explained_documents) < limit:
                 sequences = [sequence_by_chunk[index] for index in range(first, len(packed_chunks))]
-                explained.append(self._explain_document(window, document, sequences))
+                explained_documents.append(self._explain_document(window, document, sequences))
 
         last_read = window.numbers[max(len(window.lines), 1) - 1]
         is_requested = self._is_requested(window.shard) and start in window.numbers
         if is_requested and all(document.number != start for document in documents):
-            self._refuse_skipped(window, start, last_read, skipped)
+            self._refuse_skipped(window, start, last_read, skip_counts)
 
         packed_sequences = []
-        for chunk_indices in packed.packing:
+        for chunk_indices in packed_window.packing:
             packed_sequences.append([packed_chunks[index] for index in chunk_indices])
         return ExplainedWindow(
             shard=window.shard.name,
             first=window.numbers[0],
             last=last_read,
             count=len(window.lines),
-            documents=explained,
+            documents=explained_documents,
             sequences=packed_sequences,
             capacity=self._data.metadata_config.max_seq_len,
             by_text=self._data.row_budget == BY_TEXT,
@@ -330,7 +333,16 @@ class Selection:
     def _refuse_skipped(
         self, window: Window, number: int, last: int, skipped: Counter[str]
     ) -> None:
-        """Raises an error for a requested document that training skips."""
+        """Raises an error for a requested document that training skips.
+
+        Args:
+            number: Number of the document in its shard.
+            last: Number of the last document of the window.
+            skipped: Number of documents of the window that are skipped, by reason.
+
+        Raises:
+            ConfigurationError: Always.
+        """
         reasons = ", ".join(f"{count} for {reason}" for reason, count in skipped.items())
         raise ConfigurationError(
             f"document={window.shard.name}:{number}: training skips it (of documents "
