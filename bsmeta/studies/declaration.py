@@ -285,14 +285,14 @@ def _note_removed(plural_noun: str, declared: Iterable[Any], current: Iterable[A
         plural_noun: `arms` or `seeds`.
     """
     remaining = set(current)
-    removed = [str(name) for name in declared if name not in remaining]
-    if not removed:
+    removed_names = [str(name) for name in declared if name not in remaining]
+    if not removed_names:
         return []
 
     return [
         f"Declared before the first run, but no longer among the {plural_noun} of the study's "
-        f"file: {', '.join(removed)}. The verdicts need everything that was declared, so these "
-        "measurements count, and claims are open without them."
+        f"file: {', '.join(removed_names)}. The verdicts need everything that was declared, so "
+        "these measurements count, and claims are open without them."
     ]
 
 
