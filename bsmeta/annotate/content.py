@@ -230,24 +230,24 @@ class _Alignment:
         if count == 1 and text_end - text_start > max_text_words:
             return
 
-        for in_extract, in_text in self._find_anchors(gap, count, max_copies):
-            if in_extract < extract_start or in_text < text_start:
+        for extract_position, text_position in self._find_anchors(gap, count, max_copies):
+            if extract_position < extract_start or text_position < text_start:
                 continue  # the previous anchor was extended over this one
 
             while (
-                in_extract > extract_start
-                and in_text > text_start
-                and extract_words[in_extract - 1] == text_words[in_text - 1]
+                extract_position > extract_start
+                and text_position > text_start
+                and extract_words[extract_position - 1] == text_words[text_position - 1]
             ):
-                in_extract -= 1
-                in_text -= 1
-            if in_extract > extract_start and in_text > text_start:
-                yield _Gap(extract_start, in_extract, text_start, in_text)
+                extract_position -= 1
+                text_position -= 1
+            if extract_position > extract_start and text_position > text_start:
+                yield _Gap(extract_start, extract_position, text_start, text_position)
 
-            limit = min(extract_end - in_extract, text_end - in_text)
-            length = self._mark_equal_words(in_extract, in_text, limit)
-            extract_start = in_extract + length
-            text_start = in_text + length
+            limit = min(extract_end - extract_position, text_end - text_position)
+            length = self._mark_equal_words(extract_position, text_position, limit)
+            extract_start = extract_position + length
+            text_start = text_position + length
 
         if extract_start < extract_end and text_start < text_end:
             yield _Gap(extract_start, extract_end, text_start, text_end)
@@ -266,14 +266,15 @@ class _Alignment:
         if text_start > 0 or text_end == len(self._text_words):
             pairs = _find_rising_runs(extract_words, text_words, count, max_copies)
             return [
-                (extract_start + in_extract, text_start + in_text) for in_extract, in_text in pairs
+                (extract_start + extract_position, text_start + text_position)
+                for extract_position, text_position in pairs
             ]
 
         # In the reversed lists, the last copy comes first.
         pairs = _find_rising_runs(extract_words[::-1], text_words[::-1], count, max_copies)
         return [
-            (extract_end - count - in_extract, text_end - count - in_text)
-            for in_extract, in_text in pairs[::-1]
+            (extract_end - count - extract_position, text_end - count - text_position)
+            for extract_position, text_position in pairs[::-1]
         ]
 
     def match_moved(self, count: int) -> None:
@@ -281,33 +282,35 @@ class _Alignment:
 
         Such runs have been moved by an extractor, or have too many copies to be anchors.
         """
-        unused = [
+        unused_spans = [
             (start, end)
             for start, end in _find_marked_ranges(self._is_used, 0)
             if end - start >= count
         ]
-        positions = self._locate_runs(unused, count)
-        for start, end in unused:
+        positions = self._locate_runs(unused_spans, count)
+        for start, end in unused_spans:
             matched_end = start
             runs = _slice_runs(self._extract_words[start:end], count)
-            for in_extract, run in enumerate(runs, start):
-                while in_extract >= matched_end and positions[run]:
-                    in_text = positions[run].popleft()
-                    if 1 not in self.is_matched[in_text : in_text + count]:
-                        length = self._extend_run(in_extract, end, in_text)
-                        matched_end = in_extract + length
+            for extract_position, run in enumerate(runs, start):
+                while extract_position >= matched_end and positions[run]:
+                    text_position = positions[run].popleft()
+                    if 1 not in self.is_matched[text_position : text_position + count]:
+                        length = self._extend_run(extract_position, end, text_position)
+                        matched_end = extract_position + length
 
-    def _extend_run(self, in_extract: int, extract_end: int, in_text: int) -> int:
+    def _extend_run(self, extract_position: int, extract_end: int, text_position: int) -> int:
         """Matches equal words up to the end of an unused part; returns their number."""
-        next_matched = self.is_matched.find(1, in_text)
+        next_matched = self.is_matched.find(1, text_position)
         text_end = len(self._text_words) if next_matched < 0 else next_matched
-        limit = min(extract_end - in_extract, text_end - in_text)
-        return self._mark_equal_words(in_extract, in_text, limit)
+        limit = min(extract_end - extract_position, text_end - text_position)
+        return self._mark_equal_words(extract_position, text_position, limit)
 
-    def _locate_runs(self, unused: list[Span], count: int) -> dict[tuple[int, ...], deque[int]]:
+    def _locate_runs(
+        self, unused_spans: list[Span], count: int
+    ) -> dict[tuple[int, ...], deque[int]]:
         """Lists the unmatched positions in the text of each run of the extract's unused parts."""
         positions: dict[tuple[int, ...], deque[int]] = {}
-        for start, end in unused:
+        for start, end in unused_spans:
             for run in _slice_runs(self._extract_words[start:end], count):
                 positions[run] = deque()
         if not positions:
@@ -315,12 +318,12 @@ class _Alignment:
 
         for start, end in _find_marked_ranges(self.is_matched, 0):
             runs = _slice_runs(self._text_words[start:end], count)
-            for in_text, run in enumerate(runs, start):
+            for text_position, run in enumerate(runs, start):
                 if run in positions:
-                    positions[run].append(in_text)
+                    positions[run].append(text_position)
         return positions
 
-    def _mark_equal_words(self, in_extract: int, in_text: int, limit: int) -> int:
+    def _mark_equal_words(self, extract_position: int, text_position: int, limit: int) -> int:
         """Marks equal words as matched, starting at a position in each list; returns their number.
 
         Args:
@@ -329,11 +332,14 @@ class _Alignment:
         extract_words = self._extract_words
         text_words = self._text_words
         length = 0
-        while length < limit and extract_words[in_extract + length] == text_words[in_text + length]:
+        while (
+            length < limit
+            and extract_words[extract_position + length] == text_words[text_position + length]
+        ):
             length += 1
 
-        self._is_used[in_extract : in_extract + length] = b"\1" * length
-        self.is_matched[in_text : in_text + length] = b"\1" * length
+        self._is_used[extract_position : extract_position + length] = b"\1" * length
+        self.is_matched[text_position : text_position + length] = b"\1" * length
         return length
 
 
@@ -381,15 +387,15 @@ def _find_rising_runs(
     extract_copies = copies[run]
 
     is_anchor = (text_copies > 0) & (text_copies <= max_copies) & (extract_copies <= max_copies)
-    in_extract = np.flatnonzero(is_anchor)
-    text_copies = text_copies[in_extract]
-    copies_end = copies_end[in_extract]
+    anchor_positions = np.flatnonzero(is_anchor)
+    text_copies = text_copies[anchor_positions]
+    copies_end = copies_end[anchor_positions]
 
     # Pairs of positions, sorted by the position in the extract. The pairs of one run go from its
     # last copy in the text to its first, so that a rising sequence has at most one of them.
     pairs_before = np.cumsum(text_copies) - text_copies
     nth_copy = np.arange(text_copies.sum()) - np.repeat(pairs_before, text_copies)
-    extract_positions = np.repeat(in_extract, text_copies).tolist()
+    extract_positions = np.repeat(anchor_positions, text_copies).tolist()
     text_positions = text_order[np.repeat(copies_end - 1, text_copies) - nth_copy].tolist()
     return [
         (extract_positions[pair], text_positions[pair])

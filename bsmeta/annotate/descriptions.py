@@ -195,7 +195,7 @@ def _read_articles(path: Path) -> Iterator[_Article]:
 
 
 def _open_dump(path: Path) -> IO[bytes]:
-    """Opens a dump, and decompresses it by the suffix of its name."""
+    """Opens a dump for reading; one that ends in `.bz2` or `.gz` is decompressed."""
     if path.suffix == ".bz2":
         return bz2.open(path)
     if path.suffix == ".gz":
@@ -338,7 +338,11 @@ class DescriptionTable:
         return None
 
     def _open_table(self) -> Callable[[str], str | None]:
-        """Opens the file; returns a function from domain to description."""
+        """Opens the file; returns a function from domain to description (None: it has none).
+
+        Raises:
+            OSError, ValueError, KeyError, TypeError, sqlite3.Error: If it is not such a table.
+        """
         if self._path.suffix == ".sqlite":
             with closing(open_database(self._path)) as database:
                 database.execute("SELECT domain, description FROM descriptions LIMIT 1")

@@ -107,21 +107,28 @@ def join_chunks(body: bytes) -> bytes:
     A body that does not begin with a chunk is returned unchanged. The result ends before the first
     chunk without a valid header.
     """
-    chunks: list[bytes] = []
     header = _CHUNK_HEADER.match(body)
-    while header is not None:
-        size = int(header[1], 16)
-        end = header.end() + size
-        is_whole = end >= len(body) or body[end : end + 1] in (b"\r", b"\n")
-        if not chunks and not is_whole:
-            return body
+    if header is None:
+        return body
 
+    end = _find_chunk_end(header)
+    if body[end : end + 1] not in (b"\r", b"\n", b""):  # b"": the body ends first
+        return body
+
+    chunks: list[bytes] = []
+    while header is not None:
+        end = _find_chunk_end(header)
         chunks.append(body[header.end() : end])
-        if size == 0:
+        if end == header.end():  # the last chunk is empty
             break
         line_end_size = 2 if body[end : end + 2] == b"\r\n" else 1
         header = _CHUNK_HEADER.match(body, end + line_end_size)
-    return b"".join(chunks) if chunks else body
+    return b"".join(chunks)
+
+
+def _find_chunk_end(header: re.Match[bytes]) -> int:
+    """Returns the position after a chunk, whose size in its header is hexadecimal."""
+    return header.end() + int(header[1], 16)
 
 
 def decode_content(body: bytes, content_encoding: str, limit: int) -> bytes | None:

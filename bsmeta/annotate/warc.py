@@ -396,8 +396,8 @@ class _Content:
             is_whole = barrier is None or end <= barrier
             if match is not None:
                 is_empty_line = match[0].endswith((b"\n\n", b"\n\r\n"))
-                is_found = is_whole and is_empty_line and end - start <= MAX_HEADER_BYTES
-                return end if is_found else None
+                is_header_end = is_whole and is_empty_line and end - start <= MAX_HEADER_BYTES
+                return end if is_header_end else None
             if not is_whole or end - start > MAX_HEADER_BYTES:
                 return None
             scanned = max(start, end - _MAX_VERSION_LINE_BYTES)
@@ -421,9 +421,9 @@ class _Content:
         if length > MAX_BUFFERED_BYTES and self.fill(start + MAX_BUFFERED_BYTES):
             return self._discard_until(start, end)
 
-        is_there = self.fill(end)
+        is_complete = self.fill(end)
         barrier = self._find_barrier(start)
-        if not is_there or (barrier is not None and barrier < end):
+        if not is_complete or (barrier is not None and barrier < end):
             return None
 
         self.fill(end + 4)
@@ -508,7 +508,8 @@ class _Content:
 
     def _decompress(self) -> bool:
         """Adds a decompressed block or a gap; returns False at the end of the file."""
-        while True:
+        block = b""
+        while not block:
             if self._decompressor is None and not self._begin_member():
                 return False
 
@@ -520,21 +521,26 @@ class _Content:
                 self._skip_member()
                 return True
 
-            self._cursor += len(data)
-            if self._decompressor.eof:
-                self._cursor -= len(self._decompressor.unused_data)
+            is_member_end = self._decompressor.eof
+            unread = self._decompressor.unconsumed_tail
+            if is_member_end:
+                unread = self._decompressor.unused_data
                 self._decompressor = None
-            else:
-                self._cursor -= len(self._decompressor.unconsumed_tail)
-                is_used_up = self._cursor == len(self._compressed) and len(block) < BLOCK_BYTES
-                if is_used_up and not self._read_more():
-                    self._decompressor = None
-                    self._buffer += block
-                    self._add_gap(MEMBER_CUT_OFF)
-                    return True
-            if block:
-                self._buffer += block
+            self._cursor += len(data) - len(unread)
+
+            is_used_up = self._cursor == len(self._compressed) and len(block) < BLOCK_BYTES
+            if is_used_up and not is_member_end and not self._read_more():
+                self._end_cut_off_member(block)
                 return True
+
+        self._buffer += block
+        return True
+
+    def _end_cut_off_member(self, block: bytes) -> None:
+        """Ends the current member at the end of the file, after its last block."""
+        self._decompressor = None
+        self._buffer += block
+        self._add_gap(MEMBER_CUT_OFF)
 
     def _read_more(self) -> bool:
         """Appends the next bytes of the file to the compressed data; returns False at its end."""
@@ -573,7 +579,7 @@ class _Content:
         decompressing the member again in small steps.
         """
         member = self._member
-        known_bytes = self._end - member.position
+        buffered_bytes = self._end - member.position
         decompressed_bytes = 0
         decompressor = zlib.decompressobj(GZIP_WBITS)
         self._file.seek(member.offset)
@@ -584,7 +590,7 @@ class _Content:
                 if not data:
                     break
                 block = decompressor.decompress(data)
-                self._buffer += block[max(known_bytes - decompressed_bytes, 0) :]
+                self._buffer += block[max(buffered_bytes - decompressed_bytes, 0) :]
                 decompressed_bytes += len(block)
         except zlib.error as error:
             reason = str(error).rpartition(": ")[2]

@@ -67,14 +67,14 @@ class Composed:
 
     Attributes:
         values: The values in the types of the schema, with its defaults for values that do not fit.
-        written: All values as they were written, with every `${…}`.
+        written_values: All values as they were written, with every `${…}`.
         files: The files that were read, in this order.
         overridden: The keys that the command line sets.
         problems: The mistakes in the files, then those in the overrides.
     """
 
     values: DictConfig
-    written: dict[str, Any]
+    written_values: dict[str, Any]
     files: tuple[Path, ...]
     overridden: tuple[str, ...]
     problems: list[Problem]
@@ -82,7 +82,7 @@ class Composed:
     def make_composition(self, problems: Sequence[Problem]) -> Composition:
         """Returns the configuration as it was written, together with its problems."""
         return Composition(
-            values=self.written,
+            values=self.written_values,
             files=self.files,
             overridden=self.overridden,
             problems=tuple(problems),
@@ -173,7 +173,7 @@ class _Composer:
     """Composes one configuration; see `compose_files`.
 
     Attributes:
-        written: The values that Hydra has composed last, with every `${…}`.
+        written_values: The values that Hydra composed last, with every `${…}`.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class _Composer:
         reader: ConfigReader,
         earlier_problems: Sequence[Problem],
     ) -> None:
-        self.written: dict[str, Any] = {}
+        self.written_values: dict[str, Any] = {}
         self._config_name = config_name
         self._overrides = overrides
         self._schema = schema
@@ -198,13 +198,13 @@ class _Composer:
         Raises:
             ConfigurationError: See `compose_files`.
         """
-        if self._compose_written(self._select_valid_overrides()) is not None:
+        if self._compose_written_values(self._select_valid_overrides()) is not None:
             self._drop_refused()
         self._check_schema()
         values = self._fill_schema()
         return Composed(
             values=values,
-            written=self.written,
+            written_values=self.written_values,
             files=tuple(self._reader.files),
             overridden=tuple(override.name for override in self._overrides),
             problems=self._list_problems(),
@@ -221,15 +221,15 @@ class _Composer:
             problems += override.problems
         return problems
 
-    def _compose_written(self, overrides: Sequence[Override]) -> Exception | None:
-        """Composes `written` from the files and some overrides.
+    def _compose_written_values(self, overrides: Sequence[Override]) -> Exception | None:
+        """Composes `written_values` from the files and some overrides.
 
         Returns:
             Hydra's error; None if it composes them.
         """
         GlobalHydra.instance().clear()
         self._reader.clear()
-        self.written = {}
+        self.written_values = {}
         try:
             with hydra.initialize_config_dir(str(self._reader.main_folder), version_base="1.3"):
                 texts = [override.format_forced() for override in overrides]
@@ -241,12 +241,18 @@ class _Composer:
             return error
 
         HydraConfig.instance().set_config(composed)  # for ${hydra:…}
-        self.written = extract_plain_values(composed)
+        self.written_values = extract_plain_values(composed)
         return None
 
     def _drop_refused(self) -> None:
-        """Leaves out the entries of defaults lists, and the overrides, that Hydra refuses."""
-        while refusal := self._compose_written([]):
+        """Composes without the entries of defaults lists and the overrides that Hydra refuses.
+
+        A problem is recorded for each.
+
+        Raises:
+            ConfigurationError: If the rest cannot be composed either.
+        """
+        while refusal := self._compose_written_values([]):
             self._problems_of_files.append(
                 describe_problem_of_files(refusal, self._reader, self._schema)
             )
@@ -256,10 +262,10 @@ class _Composer:
             self._reader.ignored_entries.add(str(entry))
 
         for override in self._select_valid_overrides():
-            if refusal := self._compose_written([override]):
+            if refusal := self._compose_written_values([override]):
                 override.problems = [override.explain_refusal(refusal)]
 
-        if refusal := self._compose_written(self._select_valid_overrides()):
+        if refusal := self._compose_written_values(self._select_valid_overrides()):
             # Each override is valid alone, but some of them not together.
             problem = describe_problem_of_files(refusal, self._reader, self._schema)
             raise_problems(self._list_problems() or [problem])
@@ -267,7 +273,7 @@ class _Composer:
     def _check_schema(self) -> None:
         """Adds a problem if the files do not begin with the schema."""
         deleted = {override.name for override in self._overrides if override.deletes}
-        missing = set(read_type_hints(self._schema)) - deleted - set(self.written)
+        missing = set(read_type_hints(self._schema)) - deleted - set(self.written_values)
         if missing and not self._problems_of_files:
             name = format_schema_name(self._schema)
             expected = f"the schema of {self._schema.__name__} as its first entry"
@@ -279,15 +285,15 @@ class _Composer:
         """Sets the fields of the schema; adds a problem for each value that does not fit."""
         values = open_structure(self._schema)
         overrides = self._select_valid_overrides()
-        for misfit in fill_section(values, self.written):
+        for misfit in fill_section(values, self.written_values):
             self._add_misfit(misfit, overrides)
 
         valid_overrides = self._select_valid_overrides()
-        if valid_overrides != overrides and self._compose_written(valid_overrides) is None:
+        if valid_overrides != overrides and self._compose_written_values(valid_overrides) is None:
             # Without an override, the value that it replaced takes effect, so the schema is filled
             # again. The misfits were found in the first pass.
             values = open_structure(self._schema)
-            for _ in fill_section(values, self.written):
+            for _ in fill_section(values, self.written_values):
                 pass
         return values
 
@@ -295,8 +301,8 @@ class _Composer:
         """Adds the problem of a misfit to its source: the last override or file that sets it."""
         for override in reversed(overrides):
             if override.sets(misfit.path):
-                written = override.value if override.name == misfit.key else None
-                problem = misfit.describe_problem(COMMAND_LINE, self._schema, written)
+                written_value = override.value if override.name == misfit.key else None
+                problem = misfit.describe_problem(COMMAND_LINE, self._schema, written_value)
                 override.problems.append(problem)
                 return
         self._problems_of_files.append(self._describe_problem_of_file(misfit))

@@ -349,11 +349,11 @@ def _find_weight_problems(weights: Sequence[float]) -> Iterator[Problem]:
     if not weights or not all(0 < weight < math.inf for weight in weights):
         return  # out of bounds, and refused for that
     if sum(compute_parts(weights)) > MAX_PARTS:
-        found = f"weights {', '.join(map(str, weights))}"
+        content = f"weights {', '.join(map(str, weights))}"
         expected = "weights whose shares are exact in fewer digits"
         shares = [f"{weight / sum(weights):.3f}" for weight in weights]
         fix = f"weights {', '.join(shares)}"
-        yield Problem("data_config.sources", HYDRA, found, expected, fix)
+        yield Problem("data_config.sources", HYDRA, content, expected, fix)
 
 
 def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
@@ -364,36 +364,38 @@ def _find_address_problems(config: DataConfig) -> Iterator[Problem]:
             continue
 
         printable_entry = format_url(entry)
-        scheme = address[0].lower()
+        scheme_prefix = address[0].lower()
         is_read_by_tensorflow = config.reader == "tf" and name != _HELD_OUT_KEY
-        if is_read_by_tensorflow and scheme in (HUB_SCHEME, *_WEB_SCHEMES):
+        if is_read_by_tensorflow and scheme_prefix in (HUB_SCHEME, *_WEB_SCHEMES):
             expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
             fix = "data_config.reader=native"
             yield Problem(name, HYDRA, format_value(printable_entry), expected, fix)
-        elif not is_read_by_tensorflow and scheme not in REMOTE_SCHEMES:
+        elif not is_read_by_tensorflow and scheme_prefix not in REMOTE_SCHEMES:
             stores = "s3://BUCKET/…, gs://BUCKET/… or az://CONTAINER/…"
             expected = f"a path, or {HUB_SCHEME}datasets/OWNER/NAME/…, {stores}"
-            fix = _suggest_readable_entry(name, scheme, printable_entry[len(scheme) :])
-            yield Problem(name, HYDRA, f"{format_value(printable_entry)} ({scheme})", expected, fix)
+            location = printable_entry[len(scheme_prefix) :]
+            fix = _suggest_readable_entry(name, scheme_prefix, location)
+            content = f"{format_value(printable_entry)} ({scheme_prefix})"
+            yield Problem(name, HYDRA, content, expected, fix)
 
 
-def _suggest_readable_entry(name: str, scheme: str, location: str) -> str:
+def _suggest_readable_entry(name: str, scheme_prefix: str, location: str) -> str:
     """Returns the fix for an address that cannot be read.
 
     Args:
         name: The key that has the address.
-        scheme: The scheme of the address, in lower case.
+        scheme_prefix: The scheme of the address and `://`, in lower case.
         location: The rest of the address.
     """
-    if scheme == "file://":
+    if scheme_prefix == "file://":
         return f"{name}={location}"
-    if scheme in _SCHEME_ALIASES:
-        return f"{name}={_SCHEME_ALIASES[scheme]}{location}"
-    if scheme in _AZURE_ALIASES:
+    if scheme_prefix in _SCHEME_ALIASES:
+        return f"{name}={_SCHEME_ALIASES[scheme_prefix]}{location}"
+    if scheme_prefix in _AZURE_ALIASES:
         return f"{name}=az://CONTAINER/PATH, with AZURE_STORAGE_ACCOUNT_NAME set to the account"
 
-    fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
-    if name != _HELD_OUT_KEY and scheme not in _WEB_SCHEMES:
+    fix = f"copy the files here, or mount {scheme_prefix}… as a folder, and name the path"
+    if name != _HELD_OUT_KEY and scheme_prefix not in _WEB_SCHEMES:
         fix += "; data_config.reader=tf reads what TensorFlow has a file system for"
     return fix
 
@@ -406,9 +408,9 @@ def _find_pattern_problems(config: DataConfig) -> Iterator[Problem]:
 
     files = sorted(glob.glob(path, recursive=True))
     count = {0: "no file", 1: "1 file"}.get(len(files), f"{len(files)} files")
-    found = f"{format_value(path)}, a pattern that matches {count}"
+    content = f"{format_value(path)}, a pattern that matches {count}"
     fix = f"{_HELD_OUT_KEY}={files[0] if files else 'FILE'}"
-    yield Problem(_HELD_OUT_KEY, HYDRA, found, "the path of one file", fix)
+    yield Problem(_HELD_OUT_KEY, HYDRA, content, "the path of one file", fix)
 
 
 def _iterate_file_entries(config: DataConfig) -> Iterator[tuple[str, str]]:

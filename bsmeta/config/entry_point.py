@@ -75,28 +75,26 @@ def run_entry_point(
         list_more: Lists the schemas of other distributions (see `list_offered_schemas`).
     """
     arguments = sys.argv[1:]
-    if "--version" in arguments:
-        sys.exit(run_and_report(lambda: print(format_versions())))
-
     built_in = [schemas] if isinstance(schemas, type) else schemas
-    offered: list[type[Config] | str] = []
-    error_code = run_and_report(
-        lambda: offered.extend(list_offered_schemas(arguments, built_in, config_name, list_more))
-    )
-    if error_code:
-        sys.exit(error_code)
 
-    schema = choose_schema(arguments, offered, config_name)
-    if {"--help", "-h"} & set(arguments):
-        program = os.path.basename(sys.argv[0])
-        page = format_help(schema, program, config_name, all_keys="all" in arguments)
-        sys.exit(run_and_report(lambda: print(wrap_page(page))))
+    def run() -> int:
+        if "--version" in arguments:
+            print(format_versions())
+            return 0
 
-    run_composed = _wrap_main(main, schema, takes_composition=takes_composition)
-    _log_to_console()
-    exit_process(
-        run_and_report(lambda: _run_command_line(schema, config_name, run_composed, offered))
-    )
+        offered_schemas = list_offered_schemas(arguments, built_in, config_name, list_more)
+        schema = choose_schema(arguments, offered_schemas, config_name)
+        if {"--help", "-h"} & set(arguments):
+            program = os.path.basename(sys.argv[0])
+            page = format_help(schema, program, config_name, all_keys="all" in arguments)
+            print(wrap_page(page))
+            return 0
+
+        run_composed = _wrap_main(main, schema, takes_composition=takes_composition)
+        _log_to_console()
+        return _run_command_line(schema, config_name, run_composed, offered_schemas)
+
+    exit_process(run_and_report(run))
 
 
 def _wrap_main(
@@ -107,7 +105,7 @@ def _wrap_main(
     def run_composed(composed: Composed) -> int:
         config: Any
         config, problems = finish_configuration(composed.values, schema)
-        declare_secrets_in([composed.written, OmegaConf.to_container(composed.values)])
+        declare_secrets_in([composed.written_values, OmegaConf.to_container(composed.values)])
         problems = [*composed.problems, *problems, *_find_redacted_values(config)]
         problems += find_bound_problems(config)
         if not takes_composition:
@@ -150,18 +148,18 @@ def _log_to_console() -> None:
 
 
 def _run_command_line(
-    schema: type, config_name: str, run_composed: RunComposed, offered: Sequence[type | str]
+    schema: type, config_name: str, run_composed: RunComposed, offered_schemas: Sequence[type | str]
 ) -> int:
     """Composes the command line of this process, and runs it; returns the exit code.
 
     Args:
         schema: The schema of the command line's configuration.
         config_name: The main configuration if the command line names none.
-        offered: The schemas that the program takes.
+        offered_schemas: The schemas that the program takes.
     """
     reader = ConfigReader()
     register_schema(schema, reader)  # its name may itself be the --config-name
-    command_line = read_command_line(sys.argv[1:], schema, config_name, offered)
+    command_line = read_command_line(sys.argv[1:], schema, config_name, offered_schemas)
     if read_rank() == 0:
         for remark in describe_repetitions(command_line.overrides):
             logger.warning(remark)
@@ -231,12 +229,13 @@ def _run_by_hydra(
         sys.argv[1:] = arguments
         _redact_multirun_record()
 
-        written = extract_plain_values(job_config)
+        written_values = extract_plain_values(job_config)
         values = open_structure(schema)
         problems = [
-            misfit.describe_problem(HYDRA, schema) for misfit in fill_section(values, written)
+            misfit.describe_problem(HYDRA, schema)
+            for misfit in fill_section(values, written_values)
         ]
-        composed = Composed(values, written, tuple(reader.files), overridden, problems)
+        composed = Composed(values, written_values, tuple(reader.files), overridden, problems)
         # An exception would leave this function through Hydra, which prints a report of its own.
         exit_codes.append(run_and_report(lambda: run_composed(composed)))
 

@@ -84,7 +84,7 @@ def list_best_metrics(config: RunConfig) -> list[str] | None:
     """Lists the metrics that may select the best checkpoint.
 
     Returns:
-        None if the task has no table, so that they are known only after an evaluation.
+        Their names; None if the task has no table: its metrics are known only after an evaluation.
     """
     table = load_metric_table(config)
     if table is None:

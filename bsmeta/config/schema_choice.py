@@ -21,12 +21,14 @@ Config = TypeVar("Config")
 def choose_schema(
     arguments: Sequence[str], schemas: Sequence[type[Config] | str], config_name: str
 ) -> type[Config]:
-    """Returns the first of some schemas that the configuration of a command line names.
+    """Returns the schema that a command line's configuration names in its defaults lists.
+
+    If they name several, it is the first one met.
 
     Args:
         arguments: The arguments of the command line.
-        schemas: The possible schemas; a schema given as `module:attribute` is imported if it is
-            chosen. The first is chosen if the configuration names none, which is refused later.
+        schemas: The possible schemas; one given as `module:attribute` is imported if it is chosen.
+            The first is returned if the configuration names none, which is refused later.
         config_name: The main configuration if the command line names none.
     """
     chosen = find_schema(arguments, schemas, config_name) or schemas[0]
@@ -96,8 +98,8 @@ def is_for_program(
 ) -> bool:
     """Whether a configuration fits a program: it names schemas of the program only, or none.
 
-    All other names in its defaults list must be those of files, which are checked in the same way;
-    a name without a file is a schema of another program.
+    All other names in its defaults list must name files, which are checked in the same way; a name
+    without a file is a schema of another program.
 
     Args:
         folders: The config folders, in which defaults lists name files.

@@ -71,7 +71,7 @@ class Record(msgspec.Struct, gc=False):
     html_attrs: msgspec.Raw = msgspec.Raw(b"null")
 
     def is_local(self) -> bool:
-        """Whether the record is about a span; a record without a `type` is if it has a span."""
+        """Whether the record is about a span; without a `type`, whether it has a start index."""
         if self.type is None:
             return self.char_start_idx is not None
         return self.type == "local"
@@ -93,7 +93,8 @@ def classify_bad_document(error: Exception, location: str = "") -> BadDocument:
     """Converts a decoder's error to a `BadDocument`.
 
     Args:
-        location: The decoded column, as the beginning of the detail; "" for the whole line.
+        location: Prefix of the detail that names what was decoded, such as `url: `; "" if it was
+            the whole line.
 
     Returns:
         An error with the reason `not_json`, `text_not_string`, `not_an_object` or `wrong_type`.

@@ -105,7 +105,9 @@ def write_data(data: Data, folder: Path, seed: int) -> None:
 def choose_tokenizer(
     config: QuickConfig, pages: Sequence[Page], device: Device, folder: Path
 ) -> str:
-    """Returns the configured tokenizer, or else one trained on the pages, or the sample's.
+    """Returns the configured tokenizer, one trained on the pages, or the sample's.
+
+    If there is too little text to train one, it is the sample's, unless `vocabulary_size` is set.
 
     Returns:
         A folder, or a name on the Hub.
@@ -118,13 +120,13 @@ def choose_tokenizer(
     if size is None:
         return str(SAMPLE_TOKENIZER)
 
-    trained = folder / _TOKENIZER_FOLDER
-    if not trained.exists():
+    trained_folder = folder / _TOKENIZER_FOLDER
+    if not trained_folder.exists():
         from bsmeta.data.text.tokenizer_training import train_tokenizer
 
-        with build_atomically(trained) as part:
+        with build_atomically(trained_folder) as part:
             train_tokenizer(_iterate_strings(pages), size).save_pretrained(part)
-    return str(trained)
+    return str(trained_folder)
 
 
 def count_tokens(name: str, pages: Sequence[Page]) -> tuple[int, int]:

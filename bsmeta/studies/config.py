@@ -149,7 +149,7 @@ class ClaimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    """Settings of the measurements, which are on the same bytes for all arms."""
+    """Settings of the measurements. All arms are measured on the same bytes."""
 
     validation_file: str | None = key(
         None,

@@ -102,8 +102,8 @@ def restore_declared_study(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
     seeds = list(dict.fromkeys([*declared["seeds"], *study.seeds]))
 
     notes = [
-        *_note_removed("seed", declared["seeds"], study.seeds),
-        *_note_removed("arm", declared["arms"], study.arms),
+        *_note_removed("seeds", declared["seeds"], study.seeds),
+        *_note_removed("arms", declared["arms"], study.arms),
         *_note_changed_claims(declared["claims"], study),
         *_note_changed_cluster(declared["cluster"], study.cluster),
         *_note_changed_tasks(declared["downstream"], study),
@@ -278,32 +278,33 @@ def _select_test_keys_of_claims(study: StudyConfig) -> dict[str, dict[str, Any]]
     return {name: _select_test_keys(claim) for name, claim in study.claims.items()}
 
 
-def _note_removed(noun: str, declared: Iterable[Any], current: Iterable[Any]) -> list[str]:
+def _note_removed(plural_noun: str, declared: Iterable[Any], current: Iterable[Any]) -> list[str]:
     """Returns a note on declared arms or seeds that the study's file lacks; [] if it has all.
 
     Args:
-        noun: `arm` or `seed`.
+        plural_noun: `arms` or `seeds`.
     """
-    names = [str(name) for name in declared if name not in set(current)]
-    if not names:
+    remaining = set(current)
+    removed_names = [str(name) for name in declared if name not in remaining]
+    if not removed_names:
         return []
 
-    plural = "s" if len(names) > 1 else ""
     return [
-        f"The {noun}{plural} {', '.join(names)} {'were' if plural else 'was'} declared before the "
-        f"first run and {'are' if plural else 'is'} no longer in the study's file: the verdicts "
-        "need what was declared, so the measurements count, and claims are open without them."
+        f"Declared before the first run, but no longer among the {plural_noun} of the study's "
+        f"file: {', '.join(removed_names)}. The verdicts need everything that was declared, so "
+        "these measurements count, and claims are open without them."
     ]
 
 
 def _note_changed_claims(declared: Mapping[str, Any], study: StudyConfig) -> list[str]:
     """Returns a note on claims that differ from the declared ones; [] if none does."""
-    changed = _list_changed_names(declared, _select_test_keys_of_claims(study))
-    if not changed:
+    changed_names = _list_changed_names(declared, _select_test_keys_of_claims(study))
+    if not changed_names:
         return []
 
     return [
-        f"The claims of the study's file are not those that were declared ({', '.join(changed)}): "
+        "The claims in the study's file differ from the declared claims "
+        f"({', '.join(changed_names)}): "
         "only the declared claims are tested."
     ]
 
@@ -325,8 +326,8 @@ def _note_changed_tasks(declared: Mapping[str, Any] | None, study: StudyConfig) 
         return []
 
     return [
-        "The tasks (downstream) of the study's file are not those that were declared with its "
-        "claims: only scores of the declared ones are read."
+        "The tasks (downstream) in the study's file differ from the tasks declared with its "
+        "claims: only scores of the declared tasks are read."
     ]
 
 

@@ -52,7 +52,7 @@ _GAIN_STYLES = {
 
 
 def describe_intervals(study: StudyConfig) -> str:
-    """Returns the sentence of tables' notes that explains the intervals in brackets."""
+    """Returns the sentence that explains the intervals in brackets, for the note of a table."""
     return (
         f"In brackets: 95% intervals over seeds (Student's t) and {study.cluster}s (jackknife), "
         "paired by seed and by document, each for itself."
@@ -111,8 +111,8 @@ def make_effect_table(results: Results) -> Table:
     for arm in results.arms.values():
         for mode, savings in arm.savings.items():
             effects = [arm.effects[mode][axis] for axis in (TEXT, TOKENS)]
-            saved = [str(savings[axis]) for axis in (TEXT, TOKENS)]
-            table.rows.append([arm.label, mode, *effects, *saved])
+            saved_shares = [str(savings[axis]) for axis in (TEXT, TOKENS)]
+            table.rows.append([arm.label, mode, *effects, *saved_shares])
     return table.sort_by(DIFFERENCE_HEADINGS[TEXT])
 
 
@@ -377,8 +377,9 @@ def _draw_curve(axes: Axes, curve: Curve, style: SeriesStyle, *, has_band: bool)
         markersize=4.5,
     )
     figures.describe_points(line, curve.points)
-    last = curve.points[-1]
-    axes.plot([curve.amounts[-1]] * 2, [last.low, last.high], color=style.color, linewidth=1)
+    last_point = curve.points[-1]
+    bounds = [last_point.low, last_point.high]
+    axes.plot([curve.amounts[-1]] * 2, bounds, color=style.color, linewidth=1)
 
 
 def _scale_axes(axes: Axes, results: Results, axis: str) -> None:

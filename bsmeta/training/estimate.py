@@ -142,7 +142,7 @@ def count_parameters(model: nn.Module) -> ParameterCounts:
 
 
 def count_optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
-    """Computes the size of an optimizer's state, not partitioned; the model may be on `meta`."""
+    """Returns the bytes of an optimizer's state before partitioning; the model may be on `meta`."""
     layer_matrices = find_layer_matrices(model)
     num_values = sum(
         entry.state_values(parameter.shape, parameter in layer_matrices)
@@ -155,14 +155,15 @@ def count_optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
 def count_state(
     counts: ParameterCounts, optimizer: int, stage: Stage, processes: int, half: bool
 ) -> State:
-    """Computes the size of weights, gradients and optimizer states on one device.
+    """Computes the bytes of weights, gradients and optimizer states on one device.
 
     Args:
         optimizer: Bytes of the optimizer's state (`count_optimizer_bytes`).
-        stage: None and FSDP2 keep weights in float32, regardless of the precision.
-        processes: N; ZeRO-1 to 3 partition optimizer, gradients and weights in turn among them,
-            and FSDP2 all three.
-        half: Under DeepSpeed: bf16 or fp16, so that weights and gradients take 2 bytes.
+        stage: The ZeRO stage, `FSDP2`, or None (plain data parallel). None and FSDP2 keep weights
+            in float32.
+        processes: Number of processes. ZeRO-1 divides the optimizer states among them, ZeRO-2 also
+            the gradients, ZeRO-3 and FSDP2 also the weights.
+        half: Whether DeepSpeed keeps weights and gradients in 2 bytes (bf16 or fp16).
     """
     if stage is None:
         zero_stage = 0
@@ -206,9 +207,9 @@ def estimate_activations(
     with FakeTensorMode():
         state = _make_fake_state(shape.body, weight_dtype, device)
         ids = torch.zeros(shape.rows, shape.length, dtype=torch.long, device=device)
-        saved = _SavedTensors(state.values())
+        saved_tensors = _SavedTensors(state.values())
         with (
-            saved.record(shape.layers),
+            saved_tensors.record(shape.layers),
             torch.autocast(device, torch.bfloat16, enabled=half and casts),
         ):
             hidden = functional_call(shape.body, state, (), {"input_ids": ids}).last_hidden_state
@@ -217,12 +218,12 @@ def estimate_activations(
     tokens = shape.rows * shape.length
     width = hidden.shape[-1]
     hidden_bytes = tokens * width * value_bytes  # the input of the output embedding
-    in_layers = sum(saved.layer_bytes)
-    outside_layers = saved.total_bytes - in_layers + hidden_bytes
-    recomputed = saved.count_bytes_with_recomputation(shape.recompute_every)
+    layer_bytes = sum(saved_tensors.layer_bytes)
+    other_bytes = saved_tensors.total_bytes - layer_bytes + hidden_bytes
+    recomputed_bytes = saved_tensors.count_bytes_with_recomputation(shape.recompute_every)
     return Activations(
-        layers=float(in_layers + outside_layers),
-        layers_recomputed=float(recomputed + outside_layers),
+        layers=float(layer_bytes + other_bytes),
+        layers_recomputed=float(recomputed_bytes + other_bytes),
         loss=_estimate_loss_bytes(tokens, shape.outputs, width, shape.loss_chunk, value_bytes),
     )
 
@@ -230,7 +231,10 @@ def estimate_activations(
 def _make_fake_state(
     body: nn.Module, weight_dtype: torch.dtype, device: str
 ) -> dict[str, torch.Tensor]:
-    """Makes tensors without values in place of buffers and parameters, by name."""
+    """Returns a fake tensor for each buffer and parameter of `body`, by name.
+
+    Floating-point ones have `weight_dtype`. Call it in `FakeTensorMode`.
+    """
 
     def make_fake(tensor: torch.Tensor) -> torch.Tensor:
         dtype = weight_dtype if tensor.is_floating_point() else tensor.dtype
@@ -298,7 +302,14 @@ class _SavedTensors:
 def _estimate_loss_bytes(
     tokens: int, outputs: int, hidden: int, chunk: int, value_bytes: int
 ) -> float:
-    """Returns the bytes of the logits, in half precision and in float32, and of their gradients."""
+    """Returns the bytes of the logits, in half precision and in float32, and of their gradients.
+
+    Args:
+        outputs: Number of logits per token.
+        hidden: Width of the hidden states.
+        chunk: Maximum number of logits in memory at once; 0: no limit.
+        value_bytes: Bytes of a value in the precision of matrix products.
+    """
     half_bytes = value_bytes if value_bytes < 4 else 0  # of a copy in half precision
     if chunk and chunk < tokens * outputs:
         # The gradient overwrites the logits of a chunk; the head's gradient is a sum over chunks.
@@ -309,7 +320,7 @@ def _estimate_loss_bytes(
 
 
 def measure_state(model: nn.Module, optimizer: Any) -> State:
-    """Measures the weights, gradients and optimizer state that this rank really holds."""
+    """Measures the weights, gradients and optimizer state that this rank holds."""
     optimizer_values: list[Any] = []
     while hasattr(optimizer, "optimizer"):  # Accelerate's and DeepSpeed's wrappers
         # ZeRO-3 passes its float32 weights to torch's optimizer only during a step.
@@ -404,20 +415,22 @@ class Forecast:
     @property
     def needed(self) -> float | None:
         """Bytes on each device in this launch; None if the activations cannot be counted."""
-        live = self._activations.get(self.stage)
-        if live is None:
+        activations = self._activations.get(self.stage)
+        if activations is None:
             return None
         recomputes = getattr(self._config, "gradient_checkpointing", False)  # a key of some tasks
-        return self.held + live.total(recomputes)
+        return self.held + activations.total(recomputes)
 
     def _count_activations(self, stages: list[Stage]) -> None:
         """Estimates the activations of each engine."""
-        by_precision: dict[_Precision, Activations] = {}
+        activations_by_precision: dict[_Precision, Activations] = {}
         for stage in stages:
             precision = self._choose_precision(stage)
-            if precision not in by_precision:
-                by_precision[precision] = self._estimate_with_precision(self._shape, precision)
-            self._activations[stage] = by_precision[precision]
+            if precision not in activations_by_precision:
+                activations_by_precision[precision] = self._estimate_with_precision(
+                    self._shape, precision
+                )
+            self._activations[stage] = activations_by_precision[precision]
 
     def _estimate_with_precision(self, shape: Shape, precision: _Precision) -> Activations:
         """Estimates activations with the kernels of this device, or of `estimate_card`."""

@@ -79,8 +79,8 @@ def test_row_17_only_one_module_unpacks_archives() -> None:
         ("import gzip\ngzip.open(name)", set()),
     ],
 )
-def test_row_17_unpacking_code_is_detected(source: str, found: set[str]) -> None:
-    assert list_unpacking(ast.parse(source)) == found
+def test_row_17_unpacking_code_is_detected(source: str, names: set[str]) -> None:
+    assert list_unpacking(ast.parse(source)) == names
 
 
 def tar(path: Path, *members: tuple[str, bytes | dict[str, Any]], mode: str = "w:gz") -> Path:

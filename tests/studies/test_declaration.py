@@ -30,9 +30,9 @@ def test_a_removed_seed_changes_no_verdict(declared: StudyConfig) -> None:
     assert results.seeds == [1, 2, 3]
     assert format_sentences(results) == whole
     assert results.notes == [
-        "The seed 3 was declared before the first run and is no longer in the study's file: the "
-        "verdicts need what was declared, so the measurements count, and claims are open without "
-        "them."
+        "Declared before the first run, but no longer among the seeds of the study's file: 3. The "
+        "verdicts need everything that was declared, so these measurements count, and claims are "
+        "open without them."
     ]
 
 
@@ -51,7 +51,7 @@ def test_a_removed_arm_is_named_and_counts(declared: StudyConfig) -> None:
     without = {name: arm for name, arm in declared.arms.items() if name != "shuffled"}
     results = compute_results(replace(declared, arms=without))
     assert "shuffled" in results.arms
-    assert "The arm shuffled was declared before the first run" in results.notes[-1]
+    assert "no longer among the arms of the study's file: shuffled." in results.notes[-1]
     assert len(format_sentences(results)) == 3
 
 
@@ -108,8 +108,8 @@ def test_the_declared_tasks_are_read_instead_of_the_changed_file(kept: StudyConf
     study, notes = restore_declared_study(replace(declared, downstream=easier))
     assert study.downstream == replace(tasks, arms=["none", "url"])
     assert notes == [
-        "The tasks (downstream) of the study's file are not those that were declared with its "
-        "claims: only scores of the declared ones are read."
+        "The tasks (downstream) in the study's file differ from the tasks declared with its "
+        "claims: only scores of the declared tasks are read."
     ]
 
 

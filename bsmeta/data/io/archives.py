@@ -82,10 +82,18 @@ def unpack(archive: Path, folder: Path, max_bytes: int, advance: Advance = lambd
 
 
 def _write_members(archive: Path, folder: Path, max_bytes: int, advance: Advance) -> None:
-    """Writes all members of an archive into an empty folder."""
-    read_members = _read_zip_members if archive.name.endswith(".zip") else _read_tar_members
+    """Writes all members of an archive into an empty folder.
+
+    Raises:
+        DataError: If a member is refused.
+    """
+    if archive.name.endswith(".zip"):
+        members = _read_zip_members(archive)
+    else:
+        members = _read_tar_members(archive, max_bytes)
+
     num_written = 0
-    for number, member in enumerate(read_members(archive, max_bytes), 1):
+    for number, member in enumerate(members, 1):
         if number > MAX_FILES:
             raise _make_refusal(archive, member.name, f"more than {MAX_FILES:,} files")
 
@@ -139,11 +147,12 @@ def _make_refusal(archive: Path, name: str, reason: str) -> DataError:
     return DataError(f"{archive} is not unpacked: {name!r}: {reason}")
 
 
-def _read_zip_members(archive: Path, max_bytes: int) -> Iterator[Member]:
+def _read_zip_members(archive: Path) -> Iterator[Member]:
     """Yields the members of a zip file.
 
     Raises:
-        DataError: If a member is a link, a device, or compressed with an unusual method.
+        DataError: If a member is a link, a device, or compressed with an unusual method, or the
+            member list is too long.
     """
     with _ZipContent(archive) as content, zipfile.ZipFile(cast(IO[bytes], content)) as file:
         for info in file.infolist():
@@ -181,6 +190,9 @@ class _ZipContent(io.FileIO):
 def _read_tar_members(archive: Path, max_bytes: int) -> Iterator[Member]:
     """Yields the members of a tar file; the content of each must be read before the next member.
 
+    Args:
+        max_bytes: Maximum total size of the files; headers and padding are added to it.
+
     Raises:
         DataError: If a member is a link or a device, or a limit is exceeded.
     """
@@ -206,12 +218,12 @@ def _read_tar_members(archive: Path, max_bytes: int) -> Iterator[Member]:
 
 
 def _check_global_headers(archive: Path, headers: Mapping[str, str]) -> None:
-    """Checks that a tar file does not have too many headers that apply to all later members.
+    """Checks the number and size of the headers that apply to all later members of a tar file.
 
     Any member may add some.
 
     Raises:
-        DataError: If it has.
+        DataError: If they exceed their limits.
     """
     if len(headers) > _MAX_GLOBAL_HEADERS or sum(map(len, headers.values())) > MAX_HEADER_BYTES:
         raise _make_refusal(archive, "its global headers", f"more than {MAX_HEADER_BYTES:,} bytes")
@@ -328,7 +340,11 @@ class _TarContent:
         return b"".join(blocks)
 
     def _read_block(self, max_size: int) -> bytes:
-        """Returns up to `max_size` bytes, but at most `_BLOCK_BYTES`."""
+        """Returns up to `max_size` bytes, but at most `_BLOCK_BYTES`; b"" at the end.
+
+        Raises:
+            DataError: If the content exceeds its limit.
+        """
         data = self._content.read(min(max_size, _BLOCK_BYTES))
         self._position += len(data)
         if self._position > self._max_bytes:

@@ -79,7 +79,11 @@ def find_column_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def find_document_problems(config: DataConfig, name: str, shards: Sequence[Shard]) -> list[Problem]:
-    """Returns a problem if a source has no documents; otherwise one for each path they lack.
+    """Finds the problems of a source's first documents.
+
+    Returns:
+        One problem if the source has no documents; otherwise one for each path in `columns` that
+        none of its first documents has.
 
     Args:
         name: Name of the source; "" without a mixture.
@@ -206,18 +210,18 @@ def find_unknown_type_problems(
         sources: The shards of each source, by its name.
     """
     source_configs = build_source_configs(config)
-    mapped: set[str] = set()
+    mapped_types: set[str] = set()
     for source_config in source_configs.values():
-        mapped |= {key for key in source_config.columns if key != TEXT_KEY}
+        mapped_types |= {key for key in source_config.columns if key != TEXT_KEY}
 
-    unknown = _find_unmapped_types(config, mapped)
+    unknown_types = _find_unmapped_types(config, mapped_types)
     unmapped_sources = [
         shards for name, shards in sources.items() if not source_configs[name].columns
     ]
     lines: list[bytes] = []
-    present: set[str] = set()
+    present_types: set[str] = set()
     for num_documents in (NUM_CHECKED_DOCUMENTS, MAX_CHECKED_DOCUMENTS):
-        if not unknown:
+        if not unknown_types:
             return []
 
         lines = []
@@ -225,66 +229,72 @@ def find_unknown_type_problems(
             max_shards = NUM_SAMPLED_SHARDS[-1]
             num_sampled = max(min(len(shards), max_shards), 1)
             lines += _read_first_lines(shards, max_shards, divide_up(num_documents, num_sampled))
-        present = set(_list_types_in(lines))
-        unknown -= present
+        present_types = set(_list_types_in(lines))
+        unknown_types -= present_types
         if unmapped_sources and not lines:  # the run itself reports why
             return []
 
-    if not unknown:
+    if not unknown_types:
         return []
-    return [_make_unknown_types_problem(config, unknown, sorted(present | mapped), lines)]
+    available_types = sorted(present_types | mapped_types)
+    return [_make_unknown_types_problem(config, unknown_types, available_types, lines)]
 
 
-def _find_unmapped_types(config: DataConfig, mapped: set[str]) -> set[str]:
+def _find_unmapped_types(config: DataConfig, mapped_types: set[str]) -> set[str]:
     """Returns the requested types that are neither built in nor mapped to a column.
 
     If all sources have mapped columns, only likely misspellings are returned, because one
     `metadata_list` may be used for several corpora, each with its own columns.
 
     Args:
-        mapped: The types that any source maps to a column.
+        mapped_types: The types that any source maps to a column.
     """
-    requested = _collect_recorded_types(config.metadata_config)
-    unmapped = requested - {*PROCESSORS, *mapped, SOURCE_KEY}
+    requested_types = _collect_recorded_types(config.metadata_config)
+    unmapped_types = requested_types - {*PROCESSORS, *mapped_types, SOURCE_KEY}
     source_configs = build_source_configs(config).values()
     are_all_mapped = all(source_config.columns for source_config in source_configs)
-    if not are_all_mapped or requested.isdisjoint(mapped):
-        return unmapped
+    if not are_all_mapped or requested_types.isdisjoint(mapped_types):
+        return unmapped_types
 
-    names = [*mapped, *PROCESSORS]
-    return {key for key in unmapped if difflib.get_close_matches(key, names, 1, MIN_SIMILARITY)}
+    names = [*mapped_types, *PROCESSORS]
+    return {
+        key for key in unmapped_types if difflib.get_close_matches(key, names, 1, MIN_SIMILARITY)
+    }
 
 
 def _make_unknown_types_problem(
-    config: DataConfig, unknown: set[str], present: Sequence[str], lines: Sequence[bytes]
+    config: DataConfig,
+    unknown_types: set[str],
+    available_types: Sequence[str],
+    lines: Sequence[bytes],
 ) -> Problem:
     """Returns a problem that names unknown types and the available types.
 
     Args:
-        present: The types that the documents have.
+        available_types: The types that the documents have, or that any source maps to a column.
         lines: The documents that were searched; empty if all sources map columns.
     """
     key = f"{CONFIG_KEY}.metadata_list"
-    requested = config.metadata_config.metadata_list
-    candidates = [*present, *PROCESSORS]
-    missing = [name for name in requested if name in unknown]
+    requested_types = config.metadata_config.metadata_list
+    candidates = [*available_types, *PROCESSORS]
+    missing_types = [name for name in requested_types if name in unknown_types]
 
     reason = f"none of the first {len(lines):,} documents has"
     if not lines:
         reason = "data_config.columns does not have"
-    suggestion = suggest_nearest(missing[0], candidates)
-    expected = f"types that there are: {', '.join(present) or 'none'}{suggestion}"
+    suggestion = suggest_nearest(missing_types[0], candidates)
+    expected = f"types that there are: {', '.join(available_types) or 'none'}{suggestion}"
 
-    plain = [name for name in missing if _is_plain(name, lines)]
-    if plain:
-        fix = f"data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column"
+    plain_types = [name for name in missing_types if _is_plain(name, lines)]
+    if plain_types:
+        fix = f"data_config.columns={{{plain_types[0]}: {plain_types[0]}}} uses a plain column"
     else:
-        similar = {name: find_similar(name, candidates) for name in missing}
-        corrected = dict.fromkeys(similar.get(name, name) for name in requested)
+        similar = {name: find_similar(name, candidates) for name in missing_types}
+        corrected = dict.fromkeys(similar.get(name, name) for name in requested_types)
         fix = f"{key}=[{','.join(name for name in corrected if name)}]"
         if any(similar.values()):
-            fix += f", or leave {', '.join(missing)} out"
-    return Problem(key, HYDRA, f"{', '.join(missing)}, which {reason}", expected, fix)
+            fix += f", or leave {', '.join(missing_types)} out"
+    return Problem(key, HYDRA, f"{', '.join(missing_types)}, which {reason}", expected, fix)
 
 
 def find_missing_path_problems(
@@ -442,36 +452,38 @@ def _describe_missing_types(config: DataConfig, source: str, types: set[str]) ->
     if not lines:  # nothing is known about the documents of the other shards
         return ""
 
-    requested = [name for name in metadata.metadata_list if name in types]
-    missing = _find_missing_types(config, source, requested, lines)
-    if not missing:
+    requested_types = [name for name in metadata.metadata_list if name in types]
+    missing_types = _find_missing_types(config, source, requested_types, lines)
+    if not missing_types:
         return ""
 
-    lacks_all = len(missing) == len(metadata.metadata_list)
+    lacks_all = len(missing_types) == len(metadata.metadata_list)
     consequence = "; it would train on text alone" if lacks_all else ""
     columns = [name for name in config.columns if name != TEXT_KEY] or _list_types_in(lines)
     hint = ""
     if not config.columns:
-        plain = [name for name in missing if _is_plain(name, lines)]
-        if plain:
-            hint = f" (data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column)"
+        plain_types = [name for name in missing_types if _is_plain(name, lines)]
+        if plain_types:
+            name = plain_types[0]
+            hint = f" (data_config.columns={{{name}: {name}}} uses a plain column)"
     return (
-        f"none of the first {len(lines)} documents of {shards[0].name} has {', '.join(missing)} "
-        f"(metadata_list){consequence}. Their columns: {', '.join(columns) or 'none'}{hint}"
+        f"none of the first {len(lines)} documents of {shards[0].name} has "
+        f"{', '.join(missing_types)} (metadata_list){consequence}. "
+        f"Their columns: {', '.join(columns) or 'none'}{hint}"
     )
 
 
 def _find_missing_types(
     config: DataConfig, source: str, types: Sequence[str], lines: Sequence[bytes]
 ) -> list[str]:
-    """Returns the types that no document in some lines of a source has."""
+    """Returns the types that no document in these lines of a source has."""
     decoder = make_decoder(config.metadata_config, config.columns, source, config.content)
-    missing = list(types)
+    missing_types = list(types)
     for line in lines:
         with contextlib.suppress(BadDocument):
             document = decoder.decode(line)
-            missing = [name for name in missing if not document.has(name)]
-    return missing
+            missing_types = [name for name in missing_types if not document.has(name)]
+    return missing_types
 
 
 def _is_plain(name: str, lines: Sequence[bytes]) -> bool:

@@ -83,7 +83,8 @@ class Survey:
 def survey_data(config: DataConfig) -> Survey:
     """Lists, samples and checks the data of a run.
 
-    For a run with prepared sequences, the result contains most errors as its `failure`.
+    If `prepared` is set, an error in the data is returned as `failure` instead of raised, because
+    the run may still train on its prepared sequences.
 
     Raises:
         ConfigurationError: If a key has an invalid value, or there are too many streams.
@@ -153,14 +154,14 @@ def _set_local_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]
         DataError: If this machine has other shards.
     """
     paths = {shard.name: shard.path for shard in list_shards(config)}
-    missing = [shard.name for shard in shards if shard.name not in paths]
-    additional = sorted(paths.keys() - {shard.name for shard in shards})
-    differing = missing or additional
-    if differing:
+    missing_names = [shard.name for shard in shards if shard.name not in paths]
+    additional_names = sorted(paths.keys() - {shard.name for shard in shards})
+    differing_names = missing_names or additional_names
+    if differing_names:
         raise DataError(
             f"data_config.train_file={config.train_file} names {len(paths)} shards on "
             f"{socket.gethostname()}, and {len(shards)} for the first process; the first that only "
-            f"one of them has: {differing[0]}; expected the same files on all machines"
+            f"one of them has: {differing_names[0]}; expected the same files on all machines"
         )
 
     return [

@@ -587,7 +587,7 @@ class _TooLongError(Exception):
 
 
 class _Failure(NamedTuple):
-    """An error that every record that extends to a certain line runs into.
+    """The error of every record that extends to a certain line.
 
     Attributes:
         end_line: Number of the line at which the error occurs.
@@ -645,7 +645,10 @@ class _RereadableLines:
         self._is_at_end = False
 
     def record_failure(self, error: csv.Error | _TooLongError) -> None:
-        """Records the error of the current record, for records that begin within it."""
+        """Remembers the error of the current record.
+
+        Records that begin within it can then fail at once.
+        """
         previous = self._failures.get(self.is_padded)
         end_line = self.number + 1 if self._is_at_end else self.number
         if previous is None or previous.end_line < end_line:

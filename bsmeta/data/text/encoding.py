@@ -59,6 +59,8 @@ FREQUENT_WORDS = [
 ]  # fmt: skip
 """Frequent English words, each a token of any English tokenizer."""
 
+_MIN_TEXT_TOKENS = 2  # of a chunk, after its longest prefix
+
 
 class EncodedPrefix(NamedTuple):
     """The tokens of a prefix.
@@ -85,16 +87,16 @@ def make_loss_tables(config: MetadataConfig) -> tuple[BoolArray, BoolArray]:
         tokens of the body.
     """
     trained_types = config.loss_on_metadata_types
-    outside = np.zeros(256, np.bool_)
-    outside[0] = True
+    outside_targets = np.zeros(256, np.bool_)
+    outside_targets[0] = True
     for token_type, key in enumerate(config.metadata_list, start=1):
         is_trained = trained_types is None or key in trained_types
-        outside[token_type] = config.loss_on_metadata and is_trained
+        outside_targets[token_type] = config.loss_on_metadata and is_trained
 
-    body = outside.copy()
+    body_targets = outside_targets.copy()
     if config.treat_local_metadata_as_regular_text:
-        body[:] = True
-    return outside, body
+        body_targets[:] = True
+    return outside_targets, body_targets
 
 
 @dataclass
@@ -261,12 +263,14 @@ class DocumentEncoder:
         separator_key = "metadata_prefix_sep"
         if metadata.metadata_boundary_token:
             separator_key = "metadata_boundary_token"
-        if not len(self._separator) < max_prefix_length <= max_seq_len - 2 - len(self._bos_ids):
+        holds_metadata = max_prefix_length > len(self._separator)
+        room_for_text = max_seq_len - max_prefix_length - len(self._bos_ids)
+        if not holds_metadata or room_for_text < _MIN_TEXT_TOKENS:
             raise ConfigurationError(
                 f"data_config.metadata_config: a prefix of up to {max_prefix_length} tokens "
                 "(prefix_max_tokens, or half of max_seq_len) must hold more than "
-                f"{separator_key} ({len(self._separator)} tokens) and leave two tokens of "
-                f"max_seq_len={max_seq_len} for the text"
+                f"{separator_key} ({len(self._separator)} tokens) and leave {_MIN_TEXT_TOKENS} "
+                f"tokens of max_seq_len={max_seq_len} for the text"
             )
 
         room = compute_metadata_room(config)

@@ -62,8 +62,8 @@ class Comparison:
         num_spelled_out: Number of documents left out because they spell out a special token.
         num_other_ids: Number of documents with other ids than in training.
         difference: The first difference in ids; "" if there is none.
-        num_refused: Number of documents that the template does not render as in training.
-        refusal: The first reason for that; "" if there is none.
+        num_unlike_training: Number of documents that the template does not render as in training.
+        first_problem: Why the first of them differs; "" if there is none.
     """
 
     documents: int = 0
@@ -71,8 +71,8 @@ class Comparison:
     num_spelled_out: int = 0
     num_other_ids: int = 0
     difference: str = ""
-    num_refused: int = 0
-    refusal: str = ""
+    num_unlike_training: int = 0
+    first_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ def prepare_tokenizer(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None
 ) -> PreTrainedTokenizerBase:
     """Returns a copy of a run's tokenizer for export, with the template and the row length."""
-    exported = deepcopy(tokenizer)
-    exported.model_max_length = compute_row_length(config)
+    exported_tokenizer = deepcopy(tokenizer)
+    exported_tokenizer.model_max_length = compute_row_length(config)
     if template is not None:
-        exported.chat_template = template.text
-    return exported
+        exported_tokenizer.chat_template = template.text
+    return exported_tokenizer
 
 
 def build_chat_template(
@@ -177,7 +177,7 @@ def compare_with_training(
     metadata = config.metadata_config
     samples = list(_make_samples(config, lines))
     encoder = DocumentEncoder(tokenizer, config)
-    encoded = encoder.encode([sample.rendered for sample in samples])
+    encoded_documents = encoder.encode([sample.rendered for sample in samples])
 
     special_tokens = {
         token.content for token in tokenizer.added_tokens_decoder.values() if token.special
@@ -189,7 +189,7 @@ def compare_with_training(
         bos = str(tokenizer.bos_token)
 
     comparison = Comparison()
-    for sample, document in zip(samples, encoded, strict=True):
+    for sample, document in zip(samples, encoded_documents, strict=True):
         rendered = sample.rendered
         if document.prefix_is_cut or document.suffix_length >= max_suffix:
             comparison.num_cut += 1
@@ -209,7 +209,7 @@ def _compare_ids(
     tokenizer: PreTrainedTokenizerBase,
     comparison: Comparison,
 ) -> None:
-    """Compares the ids of a string with the ids in training."""
+    """Compares the ids of a string with the ids in training, and counts the result."""
     comparison.documents += 1
     expected = [*document.prefix_ids.tolist(), *document.ids.tolist()]
     ids = tokenizer(string, add_special_tokens=False, verbose=False)["input_ids"]
@@ -241,7 +241,7 @@ def _compare_strings(
     template: str,
     comparison: Comparison,
 ) -> None:
-    """Compares the result of the template with the string that training encodes."""
+    """Compares the template's result with the string that training encodes, and counts it."""
     messages = [
         {"role": "metadata", "content": sample.metadata},
         {"role": "text", "content": sample.rendered.text},
@@ -249,14 +249,14 @@ def _compare_strings(
     try:
         result = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
     except (jinja2.TemplateError, TypeError, ValueError) as error:
-        refusal = str(error)
+        problem = str(error)
     else:
         if result == string:
             return
-        refusal = f"metadata {', '.join(sample.metadata)}: rendered differently"
+        problem = f"metadata {', '.join(sample.metadata)}: rendered differently"
 
-    comparison.num_refused += 1
-    comparison.refusal = comparison.refusal or refusal
+    comparison.num_unlike_training += 1
+    comparison.first_problem = comparison.first_problem or problem
 
 
 def _make_samples(config: DataConfig, lines: Mapping[str, Sequence[bytes]]) -> Iterator[Sample]:
@@ -282,11 +282,11 @@ def _make_sample(document: Document, renderer: Renderer, config: MetadataConfig)
         BadDocument: If its records are invalid.
     """
     rendered = renderer.render(document, config.metadata_list)
-    announced = set(rendered.prefix_token_types.tolist())
+    announced_types = set(rendered.prefix_token_types.tolist())
     content: dict[str, Any] = {}
     for token_type, key in enumerate(config.metadata_list, start=1):
         if find_type(key).is_local or find_type(key).always_present:
-            if token_type in announced:
+            if token_type in announced_types:
                 content[key] = True
         elif key in rendered.types:
             records = document.records(key)

@@ -366,11 +366,11 @@ class CausalLanguageModel(Task):
                 [micro-batch]).
 
         Raises:
-            ConfigurationError: If tokens attend to later tokens or other documents (checked once).
+            ConfigurationError: If the model fails its checks, which the first call makes.
         """
         if self._must_check:
             self._must_check = False
-            self._check_attention(model, batch["input_ids"])
+            self._check_model(model, batch["input_ids"])
 
         total, losses = self.compute_batch_losses(model, batch)
         is_target = batch["loss_mask"][:, 1:]
@@ -496,11 +496,17 @@ class CausalLanguageModel(Task):
             )
         return arguments
 
-    def _check_attention(self, model: nn.Module, example_ids: torch.Tensor) -> None:
-        """Checks on random tokens that no token attends to later tokens or other documents.
+    def _check_model(self, model: nn.Module, example_ids: torch.Tensor) -> None:
+        """Checks the model on random tokens.
+
+        No token may attend to later ones, packed documents must be independent of each other and
+        of their positions, and the loss must agree with the model's own.
 
         Args:
             example_ids: Token ids of a micro-batch; only their shape and device matter.
+
+        Raises:
+            ConfigurationError: If a check fails.
         """
 
         def compute_losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -524,7 +530,11 @@ class CausalLanguageModel(Task):
 
     @torch.no_grad()
     def _check_loss(self, model: nn.Module, device: torch.device) -> None:
-        """Compares the loss of two rows of random tokens with the model's own loss."""
+        """Compares the loss of two rows of random tokens with the model's own loss.
+
+        Raises:
+            ConfigurationError: If they differ.
+        """
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self._vocabulary, (2, NUM_TOKENS), generator=generator).to(device)
         positions = torch.arange(NUM_TOKENS, device=device).expand_as(ids)
@@ -561,7 +571,11 @@ class CausalLanguageModel(Task):
         return make_metrics(METRICS, values)
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
-        """Compares configured and realized shares of documents, overall and by metadata type."""
+        """Compares configured and realized shares of documents, overall and by metadata type.
+
+        Returns:
+            {} if no documents were counted.
+        """
         documents = counts.get("documents", 0.0)
         if not documents:
             return {}
@@ -638,12 +652,12 @@ class CausalLanguageModel(Task):
                 comparison.documents,
                 comparison.difference,
             )
-        if comparison.num_refused:
+        if comparison.num_unlike_training:
             logger.warning(
                 "chat template: it cannot render %d of %d documents (%s)",
-                comparison.num_refused,
+                comparison.num_unlike_training,
                 comparison.documents,
-                comparison.refusal,
+                comparison.first_problem,
             )
         return template
 

@@ -305,7 +305,9 @@ def test_the_chat_template_snippet_renders_a_document_as_in_training(
 
 
 def test_the_card_reports_the_comparison_with_training(config: CausalLMConfig) -> None:
-    comparison = Comparison(documents=20, num_cut=3, num_refused=2, refusal="url: no UTF-8")
+    comparison = Comparison(
+        documents=20, num_cut=3, num_unlike_training=2, first_problem="url: no UTF-8"
+    )
     card = render_model_card(config, Path("none.jsonl"), ["pytest"], ChatTemplate("…", comparison))
     assert (
         "so it was for all 20 of the first documents of the run and of the examples that could be "

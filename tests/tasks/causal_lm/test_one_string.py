@@ -123,7 +123,7 @@ def test_the_comparison_detects_merges_across_the_separators(
     assert template.comparison.num_other_ids == num_other_ids
     assert template.has_training_ids == (num_other_ids == 0)
     assert bool(template.comparison.difference) == (num_other_ids > 0)
-    assert (template.comparison.num_cut, template.comparison.num_refused) == (0, 0)
+    assert (template.comparison.num_cut, template.comparison.num_unlike_training) == (0, 0)
 
 
 def test_documents_that_training_renders_differently_are_counted_separately() -> None:
@@ -147,8 +147,8 @@ def test_documents_that_a_template_cannot_render_are_counted() -> None:
     config = compose(BOUNDARY, LONG, f"{METADATA}url_granularity=hash")
     comparison = build(config, load_tokenizer(config)).comparison
     assert (comparison.documents, comparison.num_other_ids) == (64, 0)
-    assert comparison.num_refused == 60  # all pages, and the example of the type
-    assert comparison.refusal.endswith("url_granularity=hash takes code")
+    assert comparison.num_unlike_training == 60  # all pages, and the example of the type
+    assert comparison.first_problem.endswith("url_granularity=hash takes code")
 
 
 def metaspace_tokenizer(folder: Path) -> Path:

@@ -90,7 +90,11 @@ def run_evaluation(
 
 
 def has_other_data(config: EvaluateConfig, location: Location) -> bool:
-    """Whether `validation_file` differs from the run's held-out file, which may have been moved."""
+    """Whether `validation_file` is a different file from the run's held-out file.
+
+    A local file of the same name counts as the run's if that one no longer exists (it may have been
+    moved).
+    """
     if config.validation_file is None:
         return False
     data = read_run_config(location, config.training_config, config.overrides).data_config
@@ -254,9 +258,9 @@ def _compute_metrics_over_hosts(
     names = [comparison.name for comparison in comparisons if comparison.group != TEXT]
     if not names:
         return {}
-    stacked = np.stack([sums[name].totals for name in names])
+    stacked_sums = np.stack([sums[name].totals for name in names])
     results = compute_paired_metrics(
-        stacked, resamples=1, seed=0, family=range(len(names)), clusters=clusters
+        stacked_sums, resamples=1, seed=0, family=range(len(names)), clusters=clusters
     )
     return {
         name: metrics for name, metrics in zip(names, results, strict=True) if metrics is not None
@@ -328,8 +332,8 @@ def _compare_pair(
     sizes = sums[:, :, BYTES]
     bits_per_byte = bits.sum(axis=1) / sizes.sum(axis=1)
     differences = bits[1] / sizes[1] - bits[0] / sizes[0]
-    better = int((differences < 0).sum())
-    worse = int((differences > 0).sum())
+    num_better = int((differences < 0).sum())
+    num_worse = int((differences > 0).sum())
 
     if by_host:
         hosts = [first.hosts[index] for index in first_indices]
@@ -339,7 +343,7 @@ def _compare_pair(
         if num_documents > 1:
             ratios = resample_ratios(bits, sizes, resamples=resamples, seed=seed)
             interval = compute_central_interval(ratios[:, 1] - ratios[:, 0])
-        p_value = compute_sign_test(better, worse)
+        p_value = compute_sign_test(num_better, num_worse)
 
     return PairRow(
         first=first.checkpoint,
@@ -351,8 +355,8 @@ def _compare_pair(
         difference=float(bits_per_byte[1] - bits_per_byte[0]),
         difference_low=interval.low if interval else None,
         difference_high=interval.high if interval else None,
-        documents_better=better,
-        documents_worse=worse,
+        documents_better=num_better,
+        documents_worse=num_worse,
         sign_test_p=p_value,
         sign_test_p_holm=1.0,
     )
@@ -383,24 +387,25 @@ def _compare_over_hosts(
     """Compares two models over hosts, second minus first.
 
     Args:
-        bits, sizes: float64 [2, documents].
+        bits, sizes: float64 [2, documents], the bits and bytes of both models.
         clusters: int64 [documents], the index of each document's host.
 
     Returns:
         The interval of the difference (None for a single host), and the p-value of the sign test.
     """
-    values = sum_by_cluster(bits, clusters)
-    weights = sum_by_cluster(sizes, clusters)
-    differences = values[1] / weights[1] - values[0] / weights[0]
+    host_bits = sum_by_cluster(bits, clusters)
+    host_bytes = sum_by_cluster(sizes, clusters)
+    differences = host_bits[1] / host_bytes[1] - host_bits[0] / host_bytes[0]
     p_value = compute_sign_test(int((differences < 0).sum()), int((differences > 0).sum()))
     num_hosts = len(differences)
     if num_hosts < 2:
         return None, p_value
 
-    changes = leave_one_out(values[1], weights[1]) - leave_one_out(values[0], weights[0])
-    degrees = min(compute_cluster_degrees(model_weights) for model_weights in weights)
-    variance = compute_jackknife_variance(changes, num_hosts)
+    first_estimates = leave_one_out(host_bits[0], host_bytes[0])
+    second_estimates = leave_one_out(host_bits[1], host_bytes[1])
+    variance = compute_jackknife_variance(second_estimates - first_estimates, num_hosts)
+    degrees = min(compute_cluster_degrees(bytes_of_model) for bytes_of_model in host_bytes)
     half_width = compute_half_width([ErrorSource(variance, degrees)])
-    bits_per_byte = values.sum(axis=1) / weights.sum(axis=1)
+    bits_per_byte = host_bits.sum(axis=1) / host_bytes.sum(axis=1)
     difference = float(bits_per_byte[1] - bits_per_byte[0])
     return Interval(difference - half_width, difference + half_width), p_value

@@ -85,7 +85,8 @@ class Block:
         documents: The documents, with their renderings by arm.
         windows: The windows of each rendering.
         prefix_cut: For each rendering, whether its prefix was too long and was truncated.
-        lost: For each rendering, the characters that its tokens lose; None: none.
+        lost: For each rendering, whether its tokens lose each character of the document's text:
+            bool [characters]; None if they lose none.
         batches: The windows to score, one for each key: windows with the same key get the same
             scores in any batch.
     """
@@ -117,9 +118,9 @@ class DocumentSums:
 
 
 class _Style(NamedTuple):
-    """How the documents of an arm's style are rendered and encoded.
+    """The renderer and the encoder of one style.
 
-    The encoder closes truncated prefixes in the style.
+    The encoder needs the style too: it ends a truncated prefix as the style does.
     """
 
     renderer: StyledRenderer
@@ -139,6 +140,8 @@ class PairedEvaluation:
     Args:
         windows: Window policy: a name in `WINDOW_CUTTERS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
+        ranks: The processes among which the documents are divided.
+        seed: Seed of the random choice of donors, for arms that show values of other documents.
     """
 
     def __init__(
@@ -353,7 +356,14 @@ class PairedEvaluation:
         raise AssertionError(f"no document has the rendering {number}")
 
     def _refuse_failures(self, failures: Sequence[Sequence[str]]) -> None:
-        """Raises an error on every rank if any rank has scores that are not finite."""
+        """Raises an error on every rank if any rank has scores that are not finite.
+
+        Args:
+            failures: For each rank, the documents and arms with such scores.
+
+        Raises:
+            DataError: If there are any.
+        """
         names = list(dict.fromkeys(chain.from_iterable(failures)))
         if not names:
             return

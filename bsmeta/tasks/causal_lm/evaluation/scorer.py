@@ -170,9 +170,12 @@ class Scorer:
     def _score_rows(
         self, ids: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
-        """Returns log-probabilities float32 [n] of targets [n] at flat positions [n] in ids [b, l].
+        """Returns the log-probability of each target, float32 [n].
 
-        A chunk of rows at a time is converted to float32, to limit the memory (LOGITS_PER_CHUNK).
+        Args:
+            ids: int64 [b, l].
+            rows: int64 [n], flat positions in `ids`, each one before its target.
+            targets: int64 [n], token ids.
         """
         logits, hidden = self._call(ids, rows)
         row_values = hidden if self._applies_head_by_rows else logits
@@ -180,6 +183,7 @@ class Scorer:
         step = max(chunk_size // max(logits.shape[-1], 1), ROWS_PER_CHUNK)
 
         scores = [logits.new_zeros(0, dtype=torch.float32)]
+        # To limit the memory, only a chunk of rows at a time is converted to float32.
         for start in range(0, len(targets), step):
             chunk = row_values[start : start + step]
             if self._applies_head_by_rows:
@@ -190,9 +194,15 @@ class Scorer:
 
     @torch.no_grad()
     def _call(self, ids: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the model's logits, and the inputs of its head, at flat positions of `ids`.
+        """Calls the model on `ids`, and selects flat positions in them.
 
-        If the head is applied by rows, the model call itself computes no logits.
+        Args:
+            ids: int64 [b, l].
+            rows: int64 [n], flat positions in `ids`.
+
+        Returns:
+            The logits at these positions, [n, vocabulary], and the inputs of the head, [n, hidden].
+            If the head is applied by rows, there are no logits: [0, vocabulary].
         """
         self._selection.rows = rows
         try:

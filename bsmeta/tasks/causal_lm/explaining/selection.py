@@ -29,7 +29,7 @@ from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard
-from bsmeta.data.stream.corpora import deal_corpora, open_corpora
+from bsmeta.data.stream.corpora import Corpus, deal_corpora, open_corpora
 from bsmeta.data.stream.held_out import read_held_out
 from bsmeta.data.stream.plan import Share
 from bsmeta.data.stream.stages.items import WindowDocument
@@ -123,6 +123,65 @@ def find_document(name: str, shards: Sequence[Shard], data: DataConfig) -> Start
     )
 
 
+def _find_start(name: str | None, shards: Sequence[Shard], data: DataConfig) -> Start:
+    """Returns the first document to show; None: the first of all."""
+    return Start() if name is None else find_document(name, shards, data)
+
+
+def _set_types(data: DataConfig, types: Sequence[str] | None) -> DataConfig:
+    """Returns the configuration with `types` selected (see `select_types`); None: as it is."""
+    if types is None:
+        return data
+    return dataclasses.replace(data, metadata_config=select_types(data.metadata_config, types))
+
+
+def _find_phase(config: ExplainConfig, metadata: MetadataConfig) -> int:
+    """Returns the index of the metadata phase in which `config.step` is."""
+    steps = config.max_train_steps
+    starts = compute_phase_starts(metadata, steps, RatePlan.of(config, steps).decay_start)
+    return bisect.bisect_left(starts, config.step) - 1
+
+
+def _group_shares(data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, list[Share]]:
+    """Returns the shares of each shard among the streams, by the shard's name."""
+    shares: dict[str, list[Share]] = {
+        shard.name: [] for corpus in corpora for shard in corpus.shards
+    }
+    for streams in deal_corpora(data, corpora):
+        for share in itertools.chain.from_iterable(streams):
+            shares[share.shard.name].append(share)
+    return shares
+
+
+def _build_makers(
+    data: DataConfig, corpora: Sequence[Corpus], tokenizer: PreTrainedTokenizerBase, seed: int
+) -> dict[str, WindowMaker]:
+    """Reads the held-out file and the first lines of each corpus, and builds its window maker.
+
+    Returns:
+        The window maker of each shard, by the shard's name; all shards of a corpus share one.
+
+    Raises:
+        ConfigurationError: If a corpus has no document, or a configured column is in none of its
+            first documents.
+        DataError: If the held-out documents cannot be read.
+    """
+    held_out = read_held_out(data)
+    makers: dict[str, WindowMaker] = {}
+    for corpus in corpora:
+        maker = WindowMaker(
+            corpus.config,
+            tokenizer,
+            seed,
+            source=corpus.name,
+            held_out=held_out,
+            sample=read_checked_lines(data, corpus),
+        )
+        for shard in corpus.shards:
+            makers[shard.name] = maker
+    return makers
+
+
 class Selection:
     """Iterates over the windows that contain the documents to show.
 
@@ -138,42 +197,16 @@ class Selection:
     def __init__(self, config: ExplainConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         check_data(config.data_config)
         self._config = config
-        self._data = config.data_config
-        if config.types is not None:
-            metadata = select_types(config.data_config.metadata_config, config.types)
-            self._data = dataclasses.replace(config.data_config, metadata_config=metadata)
-
-        steps = config.max_train_steps
-        starts = compute_phase_starts(
-            self._data.metadata_config, steps, RatePlan.of(config, steps).decay_start
-        )
-        self._phase = bisect.bisect_left(starts, config.step) - 1
+        self._data = _set_types(config.data_config, config.types)
+        self._phase = _find_phase(config, self._data.metadata_config)
 
         corpora = open_corpora(self._data)
-        self._shards: list[Shard] = []
-        for corpus in corpora:
-            self._shards += corpus.shards
-        self._start = Start()
-        if config.document is not None:
-            self._start = find_document(config.document, self._shards, self._data)
+        self._shards = [shard for corpus in corpora for shard in corpus.shards]
+        self._start = _find_start(config.document, self._shards, self._data)
 
         self._indexes = IndexCache(Cache(self._data.cache_dir))
-        excluded = read_held_out(self._data)
-        self._makers: dict[str, WindowMaker] = {}  # by shard
-        self._shares: dict[str, list[Share]] = {shard.name: [] for shard in self._shards}
-        for corpus, streams in zip(corpora, deal_corpora(self._data, corpora), strict=True):
-            maker = WindowMaker(
-                corpus.config,
-                tokenizer,
-                config.seed,
-                source=corpus.name,
-                held_out=excluded,
-                sample=read_checked_lines(self._data, corpus),
-            )
-            for shard in corpus.shards:
-                self._makers[shard.name] = maker
-            for share in itertools.chain.from_iterable(streams):
-                self._shares[share.shard.name].append(share)
+        self._shares = _group_shares(self._data, corpora)
+        self._makers = _build_makers(self._data, corpora, tokenizer, config.seed)
 
     def __iter__(self) -> Iterator[ExplainedWindow]:
         """Yields the windows, each with at least one document to show.
@@ -186,10 +219,10 @@ class Selection:
         for index, shard in enumerate(self._shards[self._start.shard :]):
             first_document = self._start.document if index == 0 else 0
             for window in self._iterate_windows(shard, first_document):
-                explained = self._explain_window(window, first_document, remaining)
-                remaining -= len(explained.documents)
-                if explained.documents:
-                    yield explained
+                explained_window = self._explain_window(window, first_document, remaining)
+                remaining -= len(explained_window.documents)
+                if explained_window.documents:
+                    yield explained_window
                 if not remaining:
                     return
 
@@ -228,6 +261,9 @@ class Selection:
 
         Args:
             count: The number of documents in the shard.
+
+        Raises:
+            ConfigurationError: Always.
         """
         problem = f"document={shard.name}:{number}: the shard has "
         if not count:
@@ -239,42 +275,42 @@ class Selection:
     def _explain_window(self, window: Window, start: int, limit: int) -> ExplainedWindow:
         """Packs a window, and selects up to `limit` of its documents from number `start`."""
         maker = self._makers[window.shard.name]
-        documents, skipped = maker.prepare_documents(window, self._phase)
-        for reason, count in skipped.items():
+        documents, skip_counts = maker.prepare_documents(window, self._phase)
+        for reason, count in skip_counts.items():
             logger.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
 
-        packed = maker.pack(window, documents)
+        packed_window = maker.pack(window, documents)
         sequence_by_chunk: dict[int, int] = {}
-        for sequence, chunk_indices in enumerate(packed.packing):
+        for sequence, chunk_indices in enumerate(packed_window.packing):
             for chunk_index in chunk_indices:
                 sequence_by_chunk[chunk_index] = sequence
 
-        chunks = iter(packed.chunks)
+        chunks = iter(packed_window.chunks)
         packed_chunks: list[PackedChunk] = []
-        explained: list[ExplainedDocument] = []
+        explained_documents: list[ExplainedDocument] = []
         for document in documents:
             # Packing may have cut the chunks; these are trained on.
             document.chunks = list(itertools.islice(chunks, len(document.chunks)))
             first = len(packed_chunks)
             packed_chunks += self._describe_chunks(document)
-            if document.number >= start and len(explained) < limit:
+            if document.number >= start and len(explained_documents) < limit:
                 sequences = [sequence_by_chunk[index] for index in range(first, len(packed_chunks))]
-                explained.append(self._explain_document(window, document, sequences))
+                explained_documents.append(self._explain_document(window, document, sequences))
 
         last_read = window.numbers[max(len(window.lines), 1) - 1]
         is_requested = self._is_requested(window.shard) and start in window.numbers
         if is_requested and all(document.number != start for document in documents):
-            self._refuse_skipped(window, start, last_read, skipped)
+            self._refuse_skipped(window, start, last_read, skip_counts)
 
         packed_sequences = []
-        for chunk_indices in packed.packing:
+        for chunk_indices in packed_window.packing:
             packed_sequences.append([packed_chunks[index] for index in chunk_indices])
         return ExplainedWindow(
             shard=window.shard.name,
             first=window.numbers[0],
             last=last_read,
             count=len(window.lines),
-            documents=explained,
+            documents=explained_documents,
             sequences=packed_sequences,
             capacity=self._data.metadata_config.max_seq_len,
             by_text=self._data.row_budget == BY_TEXT,
@@ -297,7 +333,16 @@ class Selection:
     def _refuse_skipped(
         self, window: Window, number: int, last: int, skipped: Counter[str]
     ) -> None:
-        """Raises an error for a requested document that training skips."""
+        """Raises an error for a requested document that training skips.
+
+        Args:
+            number: Number of the document in its shard.
+            last: Number of the last document of the window.
+            skipped: Number of documents of the window that are skipped, by reason.
+
+        Raises:
+            ConfigurationError: Always.
+        """
         reasons = ", ".join(f"{count} for {reason}" for reason, count in skipped.items())
         raise ConfigurationError(
             f"document={window.shard.name}:{number}: training skips it (of documents "
