@@ -171,7 +171,7 @@ class _Network(nn.Module):
         others = hidden @ self.outputs(negatives).T + self.output_bias[negatives]
         return positive, others
 
-    def export(self) -> _Weights:
+    def copy_weights(self) -> _Weights:
         """Returns the parameters."""
         return _Weights(
             inputs=self.inputs.weight.detach().numpy(),
@@ -202,7 +202,7 @@ def train_context_model(texts: Iterable[str], width: int) -> ContextModel:
     sequence = renumbered[all_numbers]
     words = [names[number] for number in kept.tolist()]
     network = _train_network(sequence, 1 + words.index(BOUNDARY), 1 + len(words), width)
-    return ContextModel(words, network.export())
+    return ContextModel(words, network.copy_weights())
 
 
 def _read_sequence(texts: Iterable[str]) -> tuple[list[str], np.ndarray]:

@@ -21,6 +21,7 @@ from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon
 from bsmeta.tasks.spelling.task import SequenceDetection, SpellingTask, WordDetection
+from bsmeta.tasks.spelling.word_kinds import KINDS
 from bsmeta.tasks.spelling.word_parts import find_word_runs, is_word, measure_elision
 from tests.conftest import REPOSITORY
 from tests.shared import shared_data
@@ -149,7 +150,8 @@ def load_task(task: SpellingTask) -> nn.Module:
         folder = Path(name)
         Ranker(config).save_pretrained(folder)
         inputs.write(folder)
-        (folder / "correction.json").write_text('{"threshold": 0.0}')
+        thresholds = dict.fromkeys(KINDS, 0.0)
+        (folder / "correction.json").write_text(json.dumps({"thresholds": thresholds}))
         return task.load(folder).eval()
 
 
