@@ -287,7 +287,7 @@ def description_of(text: str, folder: Path) -> None:
 
 def bucketed(text: str, _: Path) -> None:
     with contextlib.suppress(BadDocument):
-        Bucketing("quality", MetadataConfig(value_bucket_scale={"quality": 10}))(text)
+        Bucketing("quality", MetadataConfig(value_bucket_scale={"quality": 10})).render(text)
 
 
 def refused(run: Callable[[str], object], *errors: type[Exception]) -> Run:

@@ -24,14 +24,14 @@ JOINS = {
         "output / FOLDER / config.executor": "one of the choices of the key",
     },
     "annotate/duplicates.py": {"held_out_folder / f'{file.xxh3}.signatures'": "a hash"},
-    "annotate/signatures.py": {"path.with_name(f'{path.name}{PART}')": "beside a path"},
+    "annotate/signatures.py": {"path.with_name(f'{path.name}{PART_SUFFIX}')": "beside a path"},
     "annotate/links.py": {"folder / name": "three constant names"},
     "annotate/sources.py": {"os.path.join(entry, name)": "a listing of the folder itself"},
     "api/runs.py": {"self.path / name": "constant names"},
     "cli.py": {"folder / name": "constant names"},
     "config/command_line.py": {"path / f'{stem}.yaml'": "named on the command line"},
     "config/data.py": {
-        "os.path.join(glob.escape(folder) if glob.has_magic(entry) else folder, entry)":
+        "os.path.join(folder, entry)":
             "the user's keys",
     },
     "config/from_file.py": {
@@ -43,7 +43,6 @@ JOINS = {
         "folder / name": "named by the schema",
     },
     "config/schema_choice.py": {
-        "Path(folder).expanduser() / f'{name}.yaml'": "named by the user's own files",
         "folder / f'{name}.yaml'": "named by the user's own files",
     },
     "core/files.py": {
@@ -85,7 +84,7 @@ JOINS = {
         "path.with_name(f'{path.name}.part')": "beside a path",
         "path.with_name(f'{path.name}.part.json')": "beside a path",
     },
-    "report/drawing.py": {"folder / file_name": "names in the code"},
+    "report/drawing.py": {"folder / f'{name}.{ending}'": "names in the code"},
     "report/page.py": {
         "folder / name": "names in the code",
         "folder / json_name": "names in the code",
@@ -108,18 +107,28 @@ JOINS = {
         "run.folder.with_name(f'{run.folder.name}.log')": "beside a path",
     },
     "studies/task_scores.py": {
-        "Path(study.out_dir) / f'downstream-{settings[:8]}'": "a hash",
+        "Path(study.out_dir) / f'downstream-{settings_hash[:8]}'": "a hash",
         "folder / f'{arm}-seed{seed}.tasks.json'": "checked by the study's configuration",
     },
     "tasks/causal_lm/checks.py": {
         "os.path.join(name, 'config.json')": "a constant below the user's path",
         "os.path.join(path, '*')": "for a message",
-        "os.path.join(held_out, (names or ['FILE'])[0])": "for a message",
+        "os.path.join(held_out, example)": "for a message",
     },
     "tasks/checkpoints.py": {
         "folder / '-'.join(parts)": "begins with a constant; base names of the user's paths",
-        "folder / names[-1]": "begins with a constant; base names of the user's paths",
-        "folder / name": "begins with a constant; base names of the user's paths",
+        "parent / names[-1]": "begins with a constant; base names of the user's paths",
+        "parent / name": "begins with a constant; base names of the user's paths",
+    },
+    "tasks/classification/analysis.py": {
+        "predictions.with_name(f'{name}_analysis')": "beside a path",
+    },
+    "tasks/classification/prediction_files.py": {
+        "predictions.with_name(predictions.name.removesuffix(PREDICTIONS_SUFFIX) + STATS_SUFFIX)":
+            "beside a path",
+    },
+    "tasks/disambiguation/config_script.py": {
+        "folder.with_name(f'{folder.name}.building.lock')": "beside a path",
     },
     "tasks/classification/evaluate.py": {"folder / f'{name}_{ending}'": "names in the code"},
     "tasks/classification/examples.py": {
@@ -169,7 +178,8 @@ JOINS = {
         "self.folder / name": "constant names",
         "folder / file": "checked by read_manifest",
         "folder / part": "constant names",
-        "out_dir / name": "a number",
+        "out_dir / f'superseded-{checkpoint.folder.name}'": "a number",
+        "path.with_name(f'{path.name}.{number}')": "beside a path",
     },
     "training/distributed.py": {
         "Path(get_default_build_root()) / file": "a constant",

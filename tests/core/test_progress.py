@@ -103,14 +103,22 @@ def download_parts() -> None:
 def retry_five_times() -> None:
     cancelled: Any = SimpleNamespace(wait=lambda _: False)
     retries = remote.Retries(5, "start again", cancelled)
-    for _ in range(5):
-        retries.wait("a file", remote.TransientError("HTTP 503"))
+    failures = [remote.TransientError("HTTP 503") for _ in range(5)]
+    assert retries.call("a file", lambda: fail_until_empty(failures)) == "content"
+
+
+def fail_until_empty(failures: list[remote.TransientError]) -> str:
+    """Raises the failures one after another, then returns content."""
+    if failures:
+        raise failures.pop()
+    return "content"
 
 
 def wait_a_minute() -> None:
     cancelled: Any = SimpleNamespace(wait=lambda _: False)
     busy = remote.TransientError("HTTP 429", 60.0)
-    remote.Retries(1, "start again", cancelled).wait("a file", busy)
+    failures = [busy]
+    remote.Retries(1, "start again", cancelled).call("a file", lambda: fail_until_empty(failures))
 
 
 def run_batches_on_all_ranks() -> None:

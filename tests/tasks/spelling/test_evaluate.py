@@ -31,6 +31,7 @@ from bsmeta.tasks.spelling.evaluate import (
     score_test_sets,
     summarize_results,
 )
+from bsmeta.tasks.spelling.word_kinds import KINDS
 from bsmeta.training.processes import ALONE
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments, write_test_set
@@ -252,7 +253,9 @@ def corrector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]  # fmt: skip
     done = run_warm(command)
     assert done.returncode == 0, done.stderr[-3000:]
-    (run / "model" / "correction.json").write_text('{"threshold": 0.0}')
+    (run / "model" / "correction.json").write_text(
+        json.dumps({"thresholds": dict.fromkeys(KINDS, 0.0)})
+    )
     write_model_manifest(run / "model")
     return run
 
