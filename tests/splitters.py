@@ -736,6 +736,16 @@ _TAKES_APART |= {"find", "rfind", "readline", "readlines"}
 
 # Functions of the other modules that are not called, and why.
 OTHERS = {
+    "annotate/content.py:_Alignment._extend_run": "one pass, by reading",
+    "tasks/disambiguation/config_script.py:_take_option": "one pass, by reading",
+    "tasks/disambiguation/config_script.py:apply_config_script": "one pass, by reading",
+    "tasks/disambiguation/entities.py:EntityTable.find_entity": "one pass, by reading",
+    "tasks/disambiguation/table_changes.py:TableChanges._find_score_problems": "one pass, by reading",
+    "tasks/spelling/context.py:ContextModel.read": "one pass, by reading",
+    "tasks/spelling/false_alarms.py:count_false_alarms": "one pass, by reading",
+    "tasks/spelling/false_alarms.py:flag_changed_words": "one pass, by reading",
+    "tasks/spelling/kept_words.py:_read_words": "one pass, by reading",
+    "tasks/spelling/lexicon.py:remove_possessive": "one pass, by reading",
     "annotate/about_page.py:WebsiteDescription._find_in_table": "a host: `DescriptionTable.find`",
     "annotate/decisions.py:read_duplicates": "a file of this program",
     "annotate/decisions.py:read_identity": "a file of this program",
@@ -764,7 +774,6 @@ OTHERS = {
     "quick/documents.py:read_pages": "the paths of columns, once each",
     "tasks/disambiguation/converter.py:_convert_checkpoint_metric": "one value of a configuration",
     "tasks/disambiguation/converter.py:_drop_all": "one key of a configuration",
-    "tasks/disambiguation/predict.py:Predictor._find_alias": "calls the `find` of a table",
     "tasks/spelling/candidates.py:_is_spelled": "calls the `match` of a lexicon",
     "tasks/spelling/corrections.py:count_correction_outcomes": "see `count_corrections`",
     "tasks/spelling/corrections.py:count_corrections": "a published measure, which is quadratic",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -201,8 +202,7 @@ class Datasource(Annotator):
 def _extract_path_words(segment: str) -> str:
     """Returns the words of a path segment, without leading and trailing numbers."""
     words = [word for word in _PATH_SEPARATORS.split(unquote(segment)) if word]
-    while words and words[0].isdigit():
-        words.pop(0)
+    words = list(itertools.dropwhile(str.isdigit, words))
     while words and words[-1].isdigit():
         words.pop()
     return " ".join(words)
