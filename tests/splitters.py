@@ -740,7 +740,7 @@ OTHERS = {
     "tasks/disambiguation/config_script.py:_take_option": "one pass, by reading",
     "tasks/disambiguation/config_script.py:apply_config_script": "one pass, by reading",
     "tasks/disambiguation/entities.py:EntityTable.find_entity": "one pass, by reading",
-    "tasks/disambiguation/table_changes.py:TableChanges._find_score_problems": "one pass, by reading",
+    "tasks/disambiguation/table_changes.py:TableChanges._find_score_problems": "one pass",
     "tasks/spelling/context.py:ContextModel.read": "one pass, by reading",
     "tasks/spelling/false_alarms.py:count_false_alarms": "one pass, by reading",
     "tasks/spelling/false_alarms.py:flag_changed_words": "one pass, by reading",
