@@ -109,7 +109,14 @@ from bsmeta.tasks.spelling.corrections import (
     restrict_corrections,
 )
 from bsmeta.tasks.spelling.evaluate import Dictionary, read_test_sets
-from bsmeta.tasks.spelling.lexicon import build_lexicon, parse_token, read_word_list
+from bsmeta.tasks.spelling.false_alarms import count_false_alarms
+from bsmeta.tasks.spelling.kept_words import KeptWords
+from bsmeta.tasks.spelling.lexicon import (
+    build_lexicon,
+    parse_token,
+    read_word_list,
+    remove_possessive,
+)
 from bsmeta.tasks.spelling.noise import Noise, invert_dictionary
 from bsmeta.tasks.spelling.samples import compute_prose_share, read_samples
 from bsmeta.tasks.spelling.word_scripts import WordScripts
@@ -461,6 +468,9 @@ RUNS: dict[str, Run] = {
     "compressed WARC file": read_compressed_archive,
     "HTTP response": of(lambda text: parse_response(text.encode(), 1 << 20)),
     "main content": of(lambda text: Text(text).align_extract(text[::-1] + text[: len(text) // 2])),
+    "moved content": of(
+        lambda text: Text(text).align_extract(f"{text[len(text) // 2 :]} {text[: len(text) // 2]}")
+    ),
     "dates of a URL": all_of(list_dates_in_url),
     "time of a crawl": of(lambda text: (parse_crawl_time(text), read_latest_moment(text))),
     "dates of a page": all_of(
@@ -491,6 +501,12 @@ RUNS: dict[str, Run] = {
     "dictionary": lambda text, folder: (
         dictionary(folder).correct(text),
         dictionary(folder).flags(text),
+    ),
+    "possessive": of(remove_possessive),
+    "kept words": in_file("kept.txt", lambda path: "the" in KeptWords([str(path)])),
+    "token among kept words": of(lambda text: text in KeptWords(["the"])),
+    "kinds of flagged words": of(
+        lambda text: count_false_alarms([text], [[1] * len(text.split())])
     ),
     "samples of spelling": spelling_samples,
     "test set of spelling": spelling_test_set,
@@ -637,6 +653,9 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape('{"a": [', '"a", // b\n', "]}"),
         Shape("{", '"\\', "}"),
     ),
+    "moved content": (Shape("", "a b c d e f ", ""), Shape("x y ", "a1 b2 c3. ", "")),
+    "possessive": (Shape("", "'s", ""), Shape("a", "'", "s")),
+    "token among kept words": (Shape("", "a-", "b"), Shape("", "'s", "")),
     "spelled words": (Shape("", "cat the ", ""), Shape("", "catthe", "")),
     "page in a frame of a report": (
         Shape("<style>", "@import url( ", "</style>"),
@@ -736,16 +755,10 @@ _TAKES_APART |= {"find", "rfind", "readline", "readlines"}
 
 # Functions of the other modules that are not called, and why.
 OTHERS = {
-    "annotate/content.py:_Alignment._extend_run": "one pass, by reading",
-    "tasks/disambiguation/config_script.py:_take_option": "one pass, by reading",
-    "tasks/disambiguation/config_script.py:apply_config_script": "one pass, by reading",
-    "tasks/disambiguation/entities.py:EntityTable.find_entity": "one pass, by reading",
-    "tasks/disambiguation/table_changes.py:TableChanges._find_score_problems": "one pass",
-    "tasks/spelling/context.py:ContextModel.read": "one pass, by reading",
-    "tasks/spelling/false_alarms.py:count_false_alarms": "one pass, by reading",
-    "tasks/spelling/false_alarms.py:flag_changed_words": "one pass, by reading",
-    "tasks/spelling/kept_words.py:_read_words": "one pass, by reading",
-    "tasks/spelling/lexicon.py:remove_possessive": "one pass, by reading",
+    "tasks/disambiguation/config_script.py:_take_option": "the command line",
+    "tasks/disambiguation/config_script.py:apply_config_script": "the command line",
+    "tasks/disambiguation/entities.py:EntityTable.find_entity": "looks up a name",
+    "tasks/disambiguation/table_changes.py:TableChanges._find_score_problems": "looks up names",
     "annotate/about_page.py:WebsiteDescription._find_in_table": "a host: `DescriptionTable.find`",
     "annotate/decisions.py:read_duplicates": "a file of this program",
     "annotate/decisions.py:read_identity": "a file of this program",
@@ -778,6 +791,8 @@ OTHERS = {
     "tasks/spelling/corrections.py:count_correction_outcomes": "see `count_corrections`",
     "tasks/spelling/corrections.py:count_corrections": "a published measure, which is quadratic",
     "tasks/spelling/evaluate.py:_flag_words": "see `Dictionary`",
+    "tasks/spelling/context.py:ContextModel.read": "words beside a model, divided once",
+    "tasks/spelling/false_alarms.py:flag_changed_words": "aligns as `count_corrections` does",
     "tasks/spelling/lexicon.py:Lexicon.read": "a file of this program",
     "tasks/spelling/noise.py:_read_codespell": "a file of a package",
 }

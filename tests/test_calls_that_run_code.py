@@ -66,6 +66,17 @@ YAML = {
 }
 
 
+# Files that may call `np.load`; all others read through the gate.
+ARRAY_READERS = {
+    "bsmeta/core/array_archives.py",
+    "bsmeta/data/io/cache.py",  # the own cache; a damaged file counts as missing
+    "bsmeta/studies/runs.py",  # results of a study; any damage is refused
+    "bsmeta/tasks/disambiguation/embeddings.py",  # the own cache
+    "bsmeta/tasks/disambiguation/entity_files.py",  # the numbers beside tries; damage is refused
+    "bsmeta/tasks/spelling/samples.py",  # the own store
+}
+
+
 @cache
 def nodes() -> list[tuple[str, ast.AST]]:
     """Yields each file with each node that these tests check."""
@@ -110,6 +121,12 @@ def test_modules_that_run_code_are_only_imported_by_listed_files(module: str) ->
         if any(name.partition(".")[0] == module for name in names):
             users.add(file)
     assert users <= MODULES[module]
+
+
+def test_arrays_beside_models_are_read_through_the_gate() -> None:
+    loads = [(file, node) for file, node in calls() if called(node) == "np.load"]
+    assert {file for file, _ in loads if file.startswith("bsmeta/")} == ARRAY_READERS
+    assert {keyword(node, "allow_pickle") for _, node in loads} <= {None, "False"}
 
 
 def test_only_one_module_loads_entry_points() -> None:

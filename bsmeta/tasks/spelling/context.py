@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bsmeta.core.array_archives import ArrayForm, read_array_archive
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import report_progress
 from bsmeta.tasks.spelling.lexicon import BOUNDARY, NUMBER, read_word_blocks
@@ -55,6 +56,18 @@ class _Weights:
     layer_bias: np.ndarray  # [width]
     outputs: np.ndarray  # [words, width], the embedding of a predicted word
     output_bias: np.ndarray  # [words]
+
+
+_FORMS = {
+    "words": ArrayForm(np.uint8, ("",)),
+    "inputs": ArrayForm(np.float32, ("words", "width")),
+    "distances": ArrayForm(np.float32, (2 * NEIGHBORS, "width")),
+    "layer": ArrayForm(np.float32, ("width", "width")),
+    "layer_bias": ArrayForm(np.float32, ("width",)),
+    "outputs": ArrayForm(np.float32, ("words", "width")),
+    "output_bias": ArrayForm(np.float32, ("words",)),
+}
+"""The arrays of `CONTEXT_FILE`: the words in UTF-8, separated by spaces, and `_Weights`."""
 
 
 class ContextModel:
@@ -116,12 +129,15 @@ class ContextModel:
         Raises:
             DataError: If the file is missing or damaged.
         """
-        try:
-            with np.load(folder / CONTEXT_FILE) as arrays:
-                words = arrays["words"].tobytes().decode().split(" ")
-                return cls(words, _Weights(**{f.name: arrays[f.name] for f in fields(_Weights)}))
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{folder}: {error}; copy the model again") from error
+        file = folder / CONTEXT_FILE
+        arrays = read_array_archive(file, _FORMS)
+        words = arrays.pop("words").tobytes().decode(errors="replace").split(" ")
+        if BOUNDARY not in words or len(arrays["inputs"]) != 1 + len(words):
+            raise DataError(
+                f"{file}: has {len(words):,} words for {len(arrays['inputs']):,} embeddings; "
+                "expected one word less, and the boundary among them; copy the model again"
+            )
+        return cls(words, _Weights(**arrays))
 
 
 def find_neighbors(sequence: np.ndarray, positions: np.ndarray, boundary: int) -> np.ndarray:

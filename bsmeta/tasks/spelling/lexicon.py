@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bsmeta.core.array_archives import ArrayForm, read_array_archive
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.text.sentences import find_word_core
@@ -49,6 +50,10 @@ _ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
 _BLOCK_WORDS = 1_000_000  # words of text that are counted together
 _FACTORS = np.array([0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xFF51AFD7ED558CCD], np.uint64)
 _NGRAMS = ("unigrams", "bigrams", "trigrams", "listed_bigrams")
+_FORMS = {"counts": ArrayForm(np.float32, ("", ""))}
+for _name in _NGRAMS:
+    _FORMS[f"{_name}_keys"] = ArrayForm(np.uint64, (_name,))
+    _FORMS[f"{_name}_counts"] = ArrayForm(np.float32, (_name,))
 
 # The hash of a word is a polynomial of its characters modulo 2^64; see `NearWords`.
 _MAX_HASHED_CHARS = 32  # characters of a word that are hashed; the end of a longer word is ignored
@@ -375,15 +380,19 @@ class Lexicon:
         """
         try:
             text = (folder / WORDS_FILE).read_text(encoding="utf-8")
-            words = text.split("\n") if text else []
             misspellings = parse_json((folder / MISSPELLINGS_FILE).read_text(encoding="utf-8"))
-            with np.load(folder / ARRAYS_FILE) as arrays:
-                ngrams = [
-                    Ngrams(arrays[f"{name}_keys"], arrays[f"{name}_counts"]) for name in _NGRAMS
-                ]
-                return cls(words, arrays["counts"], ngrams, misspellings)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
             raise DataError(f"{folder}: {error}; copy the model again") from error
+
+        words = text.split("\n") if text else []
+        arrays = read_array_archive(folder / ARRAYS_FILE, _FORMS)
+        if len(arrays["counts"]) != len(words):
+            raise DataError(
+                f"{folder}: {ARRAYS_FILE} counts {len(arrays['counts']):,} words, and {WORDS_FILE} "
+                f"has {len(words):,}; copy the model again"
+            )
+        ngrams = [Ngrams(arrays[f"{name}_keys"], arrays[f"{name}_counts"]) for name in _NGRAMS]
+        return cls(words, arrays["counts"], ngrams, misspellings)
 
 
 def is_lexicon(folder: str | None) -> bool:

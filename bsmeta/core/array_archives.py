@@ -1,0 +1,91 @@
+"""The gate for archives of NumPy (`.npz`) that lie beside a model, which may be someone else's."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bsmeta.core.errors import DataError
+
+
+@dataclass(frozen=True)
+class ArrayForm:
+    """The expected form of an array.
+
+    Attributes:
+        dtype: Its type; floating-point numbers must be finite.
+        shape: The length of each axis. An axis may have a name instead, and must then have the same
+            length in all arrays of the archive; "" stands for any length.
+    """
+
+    dtype: type[np.generic]
+    shape: tuple[int | str, ...]
+
+
+def read_array_archive(file: Path, forms: Mapping[str, ArrayForm]) -> dict[str, np.ndarray]:
+    """Reads an archive that `np.savez` has written, and checks its arrays.
+
+    Compressed archives are refused, because a small one may fill the memory.
+
+    Args:
+        forms: Each expected array; others are ignored.
+
+    Raises:
+        DataError: If the file is missing or damaged, or an array is missing or has another form.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+        is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        if not is_compressed:
+            with np.load(file, allow_pickle=False) as loaded:
+                arrays = {name: loaded[name] for name in forms}
+    except Exception as error:  # NumPy and zipfile raise many types of errors for damaged files
+        raise _make_damage_error(file, f"it cannot be read ({type(error).__name__})") from error
+
+    if is_compressed:
+        raise _make_damage_error(file, "it is compressed; expected no compression")
+
+    lengths: dict[str, int] = {}
+    for name, form in forms.items():
+        problem = _find_form_problem(arrays[name], form, lengths)
+        if problem:
+            raise _make_damage_error(file, f"{name} {problem}")
+    return arrays
+
+
+def _find_form_problem(array: Any, form: ArrayForm, lengths: dict[str, int]) -> str:
+    """Returns how an array differs from its form; "" if it does not.
+
+    Args:
+        lengths: The lengths of named axes; those of this array are added.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype != form.dtype:
+        found_type = getattr(array, "dtype", type(array).__name__)
+        return f"has the type {found_type}; expected {np.dtype(form.dtype)}"
+
+    expected_shape: list[int | None] = []  # None: any length
+    for position, axis in enumerate(form.shape):
+        if isinstance(axis, str) and axis and position < array.ndim:
+            lengths.setdefault(axis, array.shape[position])
+        expected_shape.append(axis if isinstance(axis, int) else lengths.get(axis))
+
+    has_axes = array.ndim == len(expected_shape)
+    pairs = zip(array.shape, expected_shape, strict=False)
+    if not has_axes or any(expected not in (None, length) for length, expected in pairs):
+        shape = ", ".join("any" if length is None else str(length) for length in expected_shape)
+        return f"has the shape {list(array.shape)}; expected [{shape}]"
+
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return "has values that are not finite"
+    return ""
+
+
+def _make_damage_error(file: Path, problem: str) -> DataError:
+    return DataError(f"{file}: {problem}; copy the model again")
