@@ -86,7 +86,7 @@ def test_every_ending_is_reported_with_its_input() -> None:
         True,
         False,
     ]
-    assert [text.split(":")[0] for text in failures(outcomes, most=3)] == [
+    assert [text.split(":")[0] for text in failures(outcomes, limit=3)] == [
         "input 2",
         "input 3",
         "input 4",

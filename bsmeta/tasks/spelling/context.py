@@ -100,7 +100,9 @@ class ContextModel:
         """
         neighbors = find_neighbors(sequence, positions, self._numbers[BOUNDARY])
         weights = self._weights
-        hidden = np.einsum("pnw,nw->pw", weights.inputs[neighbors], weights.distances)
+        hidden = np.zeros((len(positions), weights.distances.shape[1]), np.float32)
+        for words, scale in zip(neighbors.T, weights.distances, strict=True):
+            hidden += weights.inputs[words] * scale  # one neighbor at a time, to save memory
         hidden += np.maximum(hidden @ weights.layer.T + weights.layer_bias, 0)
         return hidden
 
