@@ -221,7 +221,7 @@ def has_surrogates(value: Any) -> bool:
 
 def _may_have_large_integer(text: str | bytes) -> bool:
     """Whether a JSON text has a number with at least as many digits as the largest float."""
-    # One character of so many: the sample contains a digit of every number that is long enough.
+    # Every `_MAX_INTEGER_DIGITS`-th character: a number of that length has a digit among them.
     sample = text[_MAX_INTEGER_DIGITS - 1 :: _MAX_INTEGER_DIGITS]
     if isinstance(sample, bytes):
         sample = sample.decode("latin-1")

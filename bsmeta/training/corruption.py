@@ -53,7 +53,7 @@ class _Report:
 
 
 class CorruptionCheck:
-    """Computes a micro-batch twice every so many steps. All ranks call each method together.
+    """Computes a micro-batch twice at regular steps. All ranks call each method together.
 
     Args:
         interval: Steps between two checks; 0: none.

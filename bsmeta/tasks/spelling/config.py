@@ -421,7 +421,7 @@ def count_step_parts(config: SpellingConfig) -> int:
     """Returns the number of parts into which every step can be divided."""
     if config.batch_shares is not None:
         return config.batch_shares
-    full_parts = config.batch_max_length // MIN_PART_TOKENS
+    full_parts = max(config.batch_max_length // MIN_PART_TOKENS, 1)
     largest_power_of_2 = 1 << (full_parts.bit_length() - 1)
     return min(largest_power_of_2, MAX_SHARES)
 

@@ -84,7 +84,7 @@ def test_another_type_than_that_of_the_layout(folder: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, "text.bin", "manifest.json", "numbers.1.bin/x"])
-def test_a_file_is_named_for_its_array(folder: Path, name: str) -> None:
+def test_an_array_in_a_file_of_another_name_is_refused(folder: Path, name: str) -> None:
     change(folder, lambda manifest: manifest["arrays"]["numbers"].update(file=name))
     refusal(folder)
 
@@ -128,7 +128,7 @@ def test_arrays_are_those_of_the_layout(folder: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{", b'"x"', b"null", b"\xff", b"[" * 100_000, b'{"format": 3}']
 )
-def test_manifests_that_are_none(folder: Path, content: bytes) -> None:
+def test_files_that_are_no_manifest_are_refused(folder: Path, content: bytes) -> None:
     (folder / "manifest.json").write_bytes(content)
     refusal(folder)
 

@@ -277,7 +277,7 @@ def test_errors_without_room_are_left_out_from_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "shares"), [(512, 1), (1024, 2), (4095, 4), (4096, 8), (10**6, 64)]
+    ("budget", "shares"), [(1, 1), (511, 1), (512, 1), (1024, 2), (4095, 4), (4096, 8), (10**6, 64)]
 )
 def test_shares_leave_512_tokens(budget: int, shares: int) -> None:
     assert count_step_parts(SpellingConfig(batch_max_length=budget)) == shares
