@@ -18,7 +18,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -264,23 +264,7 @@ def open_prep(
     if by_content:
         folder = folder.with_name(f"{folder.name}-{_hash_key(key)}")
 
-    def open_sentences(key: dict[str, Any]) -> Sentences:
-        work = folder.with_name(f"{folder.name}.work")
-        with reset_signals_of_children():  # the processes of `Dataset.map`
-            rows = open_store(
-                folder,
-                key,
-                lambda: _encode_sentences(encoder, work, _hash_key(key), workers),
-                overwrite=overwrite,
-                remedy=_REMEDY,
-            )
-        shutil.rmtree(work, ignore_errors=True)
-
-        facts = parse_json(rows.info.description)
-        size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
-        facts["bytes_per_mention"] = size / facts["mentions"]
-        return Sentences(path, rows, facts, read_saved_key(folder))
-
+    open_sentences = partial(_open_sentences, encoder, folder, workers=workers, overwrite=overwrite)
     # A store that was built with an earlier version of the table is valid unless its mentions have
     # been removed since, so its key is kept.
     saved_entities = read_saved_key(folder).get(_ENTITIES_KEY, "")
@@ -300,6 +284,37 @@ def open_prep(
             )
     log.info("%s: %s", path, sentences)
     return sentences
+
+
+def _open_sentences(
+    encoder: Encoder, folder: Path, key: dict[str, Any], *, workers: int, overwrite: bool
+) -> Sentences:
+    """Opens a store of encoded sentences; builds it first if it does not exist.
+
+    Args:
+        key: The settings of the store.
+        workers: Number of processes that encode.
+        overwrite: Whether to rebuild a store with another key.
+
+    Raises:
+        ConfigurationError: If the store has another key.
+        DataError: If lines are invalid, or the store is damaged or cannot be written.
+    """
+    work = folder.with_name(f"{folder.name}.work")
+    with reset_signals_of_children():  # the processes of `Dataset.map`
+        rows = open_store(
+            folder,
+            key,
+            lambda: _encode_sentences(encoder, work, _hash_key(key), workers),
+            overwrite=overwrite,
+            remedy=_REMEDY,
+        )
+    shutil.rmtree(work, ignore_errors=True)
+
+    facts = parse_json(rows.info.description)
+    size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
+    facts["bytes_per_mention"] = size / facts["mentions"]
+    return Sentences(encoder.path, rows, facts, read_saved_key(folder))
 
 
 def _describe_lost_mentions(sentences: Sentences, table: EntityTable) -> str:
