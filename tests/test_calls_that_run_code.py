@@ -68,7 +68,7 @@ YAML = {
 
 # Files that may call `np.load`; all others read through the gate.
 ARRAY_READERS = {
-    "bsmeta/core/array_archives.py",
+    "bsmeta/data/io/array_archives.py",
     "bsmeta/data/io/cache.py",  # the own cache; a damaged file counts as missing
     "bsmeta/studies/runs.py",  # results of a study; any damage is refused
     "bsmeta/tasks/disambiguation/embeddings.py",  # the own cache

@@ -170,6 +170,17 @@ def _read_zip_members(archive: Path) -> Iterator[Member]:
             yield Member(info.filename, info.file_size, open_content)
 
 
+def has_compressed_member(archive: Path) -> bool:
+    """Checks whether a member of a zip file is compressed, without reading the members.
+
+    Raises:
+        DataError: If the member list is too long.
+        zipfile.BadZipFile: If the file is not a zip file.
+    """
+    with _ZipContent(archive) as content, zipfile.ZipFile(cast(IO[bytes], content)) as file:
+        return any(info.compress_type != zipfile.ZIP_STORED for info in file.infolist())
+
+
 class _ZipContent(io.FileIO):
     """A zip file with a limit on the size of its member list, which zipfile reads at once."""
 

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bsmeta.core.array_archives import ArrayForm, read_array_archive
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import report_progress
+from bsmeta.data.io.array_archives import ArrayForm, read_array_archive
 from bsmeta.tasks.spelling.lexicon import BOUNDARY, NUMBER, read_word_blocks
 
 CONTEXT_FILE = "context.npz"

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bsmeta.core.array_archives import ArrayForm, read_array_archive
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import parse_json
+from bsmeta.data.io.array_archives import ArrayForm, read_array_archive
 from bsmeta.data.text.sentences import find_word_core
 from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.noise import is_editable

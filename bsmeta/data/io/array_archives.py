@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bsmeta.core.errors import DataError
+from bsmeta.data.io.archives import has_compressed_member
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ def read_array_archive(file: Path, forms: Mapping[str, ArrayForm]) -> dict[str, 
     """
     arrays: dict[str, np.ndarray] = {}
     try:
-        with zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-        is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        is_compressed = has_compressed_member(file)
         if not is_compressed:
             with np.load(file, allow_pickle=False) as loaded:
                 arrays = {name: loaded[name] for name in forms}

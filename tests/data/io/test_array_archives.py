@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.core.array_archives import ArrayForm, read_array_archive
 from bsmeta.core.errors import DataError
+from bsmeta.data.io.array_archives import ArrayForm, read_array_archive
 
 FORMS = {
     "inputs": ArrayForm(np.float32, ("words", 2)),
