@@ -28,6 +28,7 @@ from bsmeta.core.process import run_and_report
 from bsmeta.core.rank import read_rank, runs_shared_checks
 from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import BUILT_IN, TASKS
+from bsmeta.training.failed_starts import check_failed_starts
 from bsmeta.training.run_folder import record_refusal, record_stopped_start
 
 
@@ -43,7 +44,7 @@ def main(config: RunConfig, composition: Composition = EMPTY_COMPOSITION) -> int
 
     with record_refusal(status_folder):
         run = check_run(config, os.environ, TASKS, composition)
-        sampled = [*run.entry.sample_rows(config)] if runs_shared_checks() else []
+        sampled = [*run.entry.sample_rows(run.config)] if runs_shared_checks() else []
     if read_rank() == 0:
         print_table(run, composition, sampled)
 
@@ -91,6 +92,7 @@ def train(run: CheckedRun) -> int:
 
     # Accelerate takes seconds to import, so an invalid configuration is refused first.
     with record_refusal(out_dir):
+        check_failed_starts(out_dir, run.launch, run.config.max_failed_starts)
         task = run.entry.make(run.config)
         if read_rank() == 0:
             from bsmeta.training.estimate import print_memory

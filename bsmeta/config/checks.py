@@ -16,6 +16,7 @@ from typing import Any
 
 from bsmeta.config.checked_run import CheckedRun
 from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.elastic import find_elastic_problems, scale_accumulation
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.launch_checks import find_fsdp_problems, find_launch_problems
 from bsmeta.config.loop_checks import find_loop_problems
@@ -58,8 +59,13 @@ def check_launch(
     entry: TaskEntry,
     composition: Composition = EMPTY_COMPOSITION,
 ) -> CheckedRun:
-    """Runs the checks of `check_run` for a given launch."""
+    """Runs the checks of `check_run` for a given launch.
+
+    The result has the accumulation scaled to the processes of the launch.
+    """
     problems = [*composition.problems, *_find_launch_free_problems(config, entry, composition)]
+    problems += find_elastic_problems(config, launch)
+    config = scale_accumulation(config, launch.num_processes)
     problems += find_launch_problems(config, launch)
     problems += find_fsdp_problems(config, launch, entry)
     if not config.check_only:  # a checked run may start on another machine

@@ -112,6 +112,8 @@ class Launch:
         gradient_clipping: The norm that Accelerate was given for DeepSpeed.
         compiler: Accelerate's dynamo backend; None for "no".
         tasks_in_step: Number of tasks in a SLURM step that was started without a launcher.
+        restarts: Whether torchrun starts the processes again, after failures or when machines join.
+        shares_store: Whether the processes use the store of torchrun itself, in all their starts.
         unknown: Keys of a launch file that Accelerate would refuse.
         unsupported: Keys of a launch file for engines and hardware that are not supported here.
         rank: The global rank of this process.
@@ -142,6 +144,8 @@ class Launch:
     gradient_clipping: Any = None
     compiler: str | None = None
     tasks_in_step: int | None = None
+    restarts: bool = False
+    shares_store: bool = False
     unknown: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
     rank: int = 0
@@ -216,6 +220,9 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
     if num_processes > 1 or fsdp is not None:
         unset = [name for name in _RENDEZVOUS_VARIABLES if name not in environ]
 
+    agent_store = environ.get("TORCHELASTIC_USE_AGENT_STORE")
+    max_restarts = _read_integer(environ, "TORCHELASTIC_MAX_RESTARTS", 0, minimum=0)
+
     json_file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
     zero3_init = environ.get("ACCELERATE_DEEPSPEED_ZERO3_INIT")
     field_list = environ.get("ACCELERATE_CONFIG_DS_FIELDS", "")
@@ -244,6 +251,9 @@ def _read_environment(environ: Mapping[str, str]) -> Launch:
         gradient_clipping=_read_number(environ, "ACCELERATE_GRADIENT_CLIPPING"),
         compiler=_name_compiler(environ.get("ACCELERATE_DYNAMO_BACKEND")),
         tasks_in_step=tasks_in_step,
+        # Only a launch that can restart has reason to give up the shared store.
+        restarts=max_restarts > 0 or agent_store == "False",
+        shares_store=agent_store == "True",
         rank=_read_integer(environ, "RANK", 0, minimum=0),
         unset=tuple(unset),
         unsupported=("parallelism_config",) if is_on("ACCELERATE_USE_PARALLELISM_CONFIG") else (),

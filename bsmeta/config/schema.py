@@ -259,6 +259,9 @@ class RunConfig:
         1, deepspeed="gradient_accumulation_steps", deepspeed_default="1", at_least=1
     )
     """micro-batches in a step"""
+    gradient_accumulation_processes: int | None = key(None, at_least=1)
+    """number of processes that gradient_accumulation_steps is for; with another number, the steps
+    are scaled so that the global batch stays the same (null: never)"""
     mixed_precision: str = key(
         "no", deepspeed="bf16.enabled, fp16.enabled", choices=("no", "bf16", "fp16")
     )
@@ -351,6 +354,9 @@ class RunConfig:
 
     distributed_timeout_s: int = key(1800, at_least=1, heading="Processes and checks")
     """seconds after which a missing rank, or no progress on any rank, ends the run"""
+    max_failed_starts: int = key(3, at_least=1)
+    """under a launcher that restarts failed processes: end after this many starts that resumed from
+    the same step and failed"""
     ddp_bucket_mb: int | None = key(None, at_least=1)
     """MiB of gradients that data parallel training sums in one all-reduce; null: 100 on GPUs, 25 on
     CPUs"""

@@ -58,6 +58,7 @@ from bsmeta.training.engine import FSDP, PLAIN, name_engine
 from bsmeta.training.engine_deepspeed import TAG
 from bsmeta.training.engines_states import check_states
 from bsmeta.training.processes import Processes
+from bsmeta.training.restarts import Restart
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,13 @@ class Resume:
     Attributes:
         changed: Old and new value of each key whose value differs from the checkpoint. The run
             continues with the new ones.
+        restart: The earlier starts of the run, and the processes then and now.
         converted: Folder of the converted weights and optimizer; None if not converted.
     """
 
     saved: Checkpoint
     changed: dict[str, list[Any]]
+    restart: Restart
     converted: Path | None = None
 
     def log_changes(self) -> None:
@@ -156,15 +159,16 @@ def find_resume_point(
         check_exports(out_dir, saved.step)
     changed = find_changed_settings(saved, config)
     check_optimizer(saved, changed)
+    restart = Restart.read(out_dir, state["world_size"], processes)
     if can_load_directly(state, processes.size):
-        return Resume(saved, changed)
+        return Resume(saved, changed, restart)
 
     # Named like an interrupted save, so that the next start removes it if this run is killed.
     folder = out_dir / f"tmp-{saved.folder.name}-universal"
     processes.on_main(lambda: convert_to_universal(saved, folder))
     plugin = accelerator.state.deepspeed_plugin
     plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
-    return Resume(saved, changed, folder)
+    return Resume(saved, changed, restart, folder)
 
 
 def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> Checkpoint | None:
@@ -250,7 +254,8 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: Ba
         raise ConfigurationError(
             f"{saved.folder} was trained with {state['global_batch']} rows a step, this "
             f"launch makes {plan.rows_per_step}; keep {plan.key} x "
-            f"gradient_accumulation_steps x processes = {state['global_batch']}"
+            f"gradient_accumulation_steps x processes = {state['global_batch']}, or let "
+            "gradient_accumulation_processes scale the steps"
         )
 
 

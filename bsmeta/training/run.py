@@ -22,6 +22,7 @@ from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, create_accelerator
 from bsmeta.training.processes import Processes, close_device_groups
+from bsmeta.training.restarts import list_machines
 from bsmeta.training.resuming import find_resume_point, may_resume
 from bsmeta.training.run_folder import (
     ENVIRONMENT,
@@ -147,6 +148,8 @@ def _train_and_export(
 class _EnvironmentLog:
     """Logs the environment of a start in `ENVIRONMENT`, and its end unless it fails (rank 0).
 
+    All ranks create it together.
+
     Attributes:
         last_step: The step at which the start ends.
     """
@@ -155,6 +158,7 @@ class _EnvironmentLog:
         self.last_step = first_step
         self._log = folder.open_log(ENVIRONMENT) if processes.is_main else None
         self._processes = processes
+        self._machines = list_machines(processes)
 
     def __enter__(self) -> _EnvironmentLog:
         if self._log is not None:
@@ -163,6 +167,7 @@ class _EnvironmentLog:
                     "event": "start",
                     "step": self.last_step,
                     "processes": self._processes.size,
+                    "machines": self._machines,
                     "started": format_utc_now(),
                     **describe_environment(self._processes.device),
                 }

@@ -212,6 +212,7 @@ class Trainer:
             self.progress.step,
             checkpoint=str(resume.saved.folder),
             changed=resume.changed,
+            **resume.restart.to_event(),
         )
         if self.processes.is_main:
             resume.log_changes()

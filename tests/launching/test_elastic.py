@@ -1,0 +1,128 @@
+"""An elastic launch: one of two machines dies, and another takes its place later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bsmeta.core.environment import hash_machine_name
+from bsmeta.training.run_folder import read_environments
+from tests.launching.helpers import SMALL, environment
+from tests.launching.networks import free_port
+from tests.waiting import wait_until
+from tests.warm import REPOSITORY, Warm
+
+SCRIPT = Path(__file__).with_name("paced_train.py")
+STEPS = 24
+OVERRIDES = (
+    *(key for key in SMALL if not key.startswith("save_steps")),
+    f"max_train_steps={STEPS}",
+    "save_steps=5",
+    "log_documents=true",
+    "resume_from_checkpoint_dir=latest",
+    "gradient_accumulation_processes=2",
+)
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+Steps = Callable[[Path], dict[int, dict[str, Any]]]
+Documents = Callable[[Path], dict[int, list[str]]]
+
+
+def set_pace(file: Path, step: int) -> None:
+    """Allows all steps up to this one."""
+    new = file.with_suffix(".new")
+    new.write_text(str(step))
+    new.replace(file)
+
+
+def start_agent(out_dir: Path, pace: Path, port: str, *overrides: str, is_host: bool) -> Warm:
+    """Starts torchrun with one process; the agent that hosts the rendezvous must not die."""
+    settings = f"is_host={int(is_host)},last_call_timeout=10,keep_alive_interval=1"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--local-addr=127.0.0.1"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run"),
+        *(f"--rdzv-conf={settings}", str(SCRIPT), *OVERRIDES, f"out_dir={out_dir}", *overrides),
+    ]
+    variables = {"PACE": str(pace), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return Warm(command, environment(**variables), REPOSITORY)
+
+
+def kill_machine(agent: Warm) -> None:
+    """Kills an agent and its processes, as the loss of their machine does."""
+    launcher = psutil.Process(agent.pid)
+    for process in [launcher, *launcher.children(recursive=True)]:
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def read_events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
+    file = out_dir / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def has_reached(out_dir: Path, step: int, processes: int) -> Callable[[], bool]:
+    """Returns whether the last start has this number of processes and has done a step."""
+
+    def check() -> bool:
+        starts = read_environments(out_dir)
+        steps = [event["step"] for event in read_events(out_dir, "step")]
+        return bool(starts) and starts[-1]["processes"] == processes and step in steps
+
+    return check
+
+
+@pytest.mark.long
+def test_a_run_loses_a_machine_and_gets_another(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path
+) -> None:
+    """Two processes until step 8, one from step 6 to about 14, then two again."""
+    pace = tmp_path / "pace"
+    set_pace(pace, STEPS)
+    whole = tmp_path / "whole"
+    launch(SCRIPT, *OVERRIDES, f"out_dir={whole}", processes=2, PACE=str(pace))
+
+    out_dir = tmp_path / "run"
+    port = free_port()
+    set_pace(pace, 8)
+    agents = [start_agent(out_dir, pace, port, is_host=is_host) for is_host in (True, False)]
+    try:
+        wait_until(has_reached(out_dir, 8, processes=2), *agents)
+        kill_machine(agents[1])
+        set_pace(pace, 14)
+        wait_until(has_reached(out_dir, 14, processes=1), agents[0])
+        agents.append(start_agent(out_dir, pace, port, is_host=False))
+        wait_until(lambda: len(read_events(out_dir, "resume")) == 2, agents[0])
+        set_pace(pace, STEPS)
+        ends = [(agent.communicate(), agent.wait()) for agent in (agents[0], agents[2])]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [code for _, code in ends] == [0, 0], ends
+
+    lost, joined = read_events(out_dir, "resume")
+    machine = hash_machine_name()
+    assert (lost["step"], lost["processes"], lost["restarts"]) == (5, [2, 1], 1)
+    assert (lost["previous_state"], lost["machines"]) == ("failed", [[machine], [machine]])
+    assert lost["changed"] == {
+        "gradient_accumulation_processes": [2, 1],
+        "gradient_accumulation_steps": [1, 2],
+    }
+    assert (joined["processes"], joined["restarts"]) == ([1, 2], 2)
+    assert joined["previous_state"] == "preempted"
+    assert joined["step"] in (14, 15)  # the step in progress at the signal
+
+    status = json.loads((out_dir / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["step"]) == ("done", 0, STEPS)
+    assert documents(out_dir) == documents(whole)
+    assert [*documents(whole)] == [*range(1, STEPS + 1)]
+    for step, event in steps(whole).items():
+        assert steps(out_dir)[step]["loss"] == pytest.approx(event["loss"], rel=1e-4)
