@@ -15,13 +15,16 @@ import psutil
 import pytest
 
 from bsmeta.core.environment import hash_machine_name
-from bsmeta.training.run_folder import read_environments
+from bsmeta.training.run_folder import read_environments, read_status
+from tests.conftest import run_warm
 from tests.launching.helpers import SMALL, environment
 from tests.launching.networks import free_port
 from tests.waiting import wait_until
 from tests.warm import REPOSITORY, Warm
 
 SCRIPT = Path(__file__).with_name("paced_train.py")
+KILLED = REPOSITORY / "tests" / "tasks" / "killed_train.py"
+UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 STEPS = 24
 OVERRIDES = (
     *(key for key in SMALL if not key.startswith("save_steps")),
@@ -43,17 +46,25 @@ def set_pace(file: Path, step: int) -> None:
     new.replace(file)
 
 
-def start_agent(out_dir: Path, pace: Path, port: str, *overrides: str, is_host: bool) -> Warm:
+def start_agent(out_dir: Path, pace: Path, port: str, *, is_host: bool) -> Warm:
     """Starts torchrun with one process; the agent that hosts the rendezvous must not die."""
-    settings = f"is_host={int(is_host)},last_call_timeout=10,keep_alive_interval=1"
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--local-addr=127.0.0.1"),
-        *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run"),
-        *(f"--rdzv-conf={settings}", str(SCRIPT), *OVERRIDES, f"out_dir={out_dir}", *overrides),
+    rendezvous = f"is_host={int(is_host)},last_call_timeout=10,keep_alive_interval=1"
+    command = make_agent_command(
+        "--nnodes=1:2",
+        "--max-restarts=3",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        f"--rdzv-conf={rendezvous}",
+    )
+    command += [str(SCRIPT), *OVERRIDES, f"out_dir={out_dir}"]
+    return Warm(command, environment(**UNSHARED, PACE=str(pace)), REPOSITORY)
+
+
+def make_agent_command(*settings: str) -> list[str]:
+    """Returns the beginning of a command line of torchrun that starts one process."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"),
+        *("--rdzv-backend=c10d", "--rdzv-id=run", "--local-addr=127.0.0.1", *settings),
     ]
-    variables = {"PACE": str(pace), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    return Warm(command, environment(**variables), REPOSITORY)
 
 
 def kill_machine(agent: Warm) -> None:
@@ -126,3 +137,19 @@ def test_a_run_loses_a_machine_and_gets_another(
     assert [*documents(whole)] == [*range(1, STEPS + 1)]
     for step, event in steps(whole).items():
         assert steps(out_dir)[step]["loss"] == pytest.approx(event["loss"], rel=1e-4)
+
+
+@pytest.mark.long
+def test_a_run_that_always_fails_at_one_step_ends(tmp_path: Path) -> None:
+    """One start from step 0 and two from step 5; the launcher's further starts are refused."""
+    command = make_agent_command(
+        "--nnodes=1", "--max-restarts=4", f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    )
+    command += [str(KILLED), "--config-name=demo", *OVERRIDES, f"out_dir={tmp_path / 'run'}"]
+    command += ["max_failed_starts=2"]
+    done = run_warm(command, **{**environment(**UNSHARED), "KILL_AT": "7"})
+    assert done.returncode == 1
+    assert [start["step"] for start in read_environments(tmp_path / "run")] == [0, 5, 5]
+    refusal = f"max_failed_starts=2: the last 2 starts of {tmp_path / 'run'} resumed from step 5"
+    assert done.stderr.count(refusal) == 2
+    assert read_status(tmp_path / "run")["state"] == "failed"

@@ -1,0 +1,32 @@
+"""The record of a restart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bsmeta.core.environment import hash_machine_name
+from bsmeta.training.processes import ALONE
+from bsmeta.training.restarts import Restart
+from bsmeta.training.run_folder import ENVIRONMENT, write_status
+
+
+def test_a_restart_names_processes_and_machines_before_and_now(tmp_path: Path) -> None:
+    starts = [
+        {"event": "start", "step": 0, "machines": ["aaaa"]},
+        {"event": "start", "step": 5, "machines": ["aaaa", "bbbb"]},
+    ]
+    (tmp_path / ENVIRONMENT).write_text("".join(json.dumps(start) + "\n" for start in starts))
+    write_status(tmp_path, "failed", 7, 1, "No sign of life from rank 1 on gpu2")
+    assert Restart.read(tmp_path, 2, ALONE).to_event() == {
+        "restarts": 2,
+        "previous_state": "failed",
+        "processes": (2, 1),
+        "machines": (["aaaa", "bbbb"], [hash_machine_name()]),
+    }
+
+
+def test_a_copied_checkpoint_has_no_earlier_starts(tmp_path: Path) -> None:
+    restart = Restart.read(tmp_path, 4, ALONE)
+    assert (restart.restarts, restart.previous_state) == (0, None)
+    assert restart.machines == (None, [hash_machine_name()])
