@@ -23,6 +23,7 @@ from bsmeta.config.loop_checks import find_loop_problems
 from bsmeta.config.machine_checks import find_machine_problems
 from bsmeta.config.path_checks import find_folder_problems
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.sharding import find_sharding_problems
 from bsmeta.config.task_entry import TaskEntry, find_entry
 from bsmeta.config.value_checks import find_value_problems
 from bsmeta.core.errors import ConfigurationError, Problem, raise_problems
@@ -68,6 +69,7 @@ def check_launch(
     config = scale_accumulation(config, launch.num_processes)
     problems += find_launch_problems(config, launch)
     problems += find_fsdp_problems(config, launch, entry)
+    problems += find_sharding_problems(config, launch)
     if not config.check_only:  # a checked run may start on another machine
         problems += find_machine_problems(_read_num_workers(config))
 

@@ -105,7 +105,11 @@ def find_launcher_problems(launch: Launch) -> Iterator[Problem]:
         yield Problem(name, launch.source, "an unknown key", expected, fix)
     for name in launch.unsupported:
         expected = "nothing: processes train data parallel, under DeepSpeed or under FSDP2"
-        yield Problem(name, launch.source, "a value", expected, "delete the key")
+        fix = "delete the key"
+        if name == "parallelism_config":
+            expected += ", without tensor, context or sequence parallelism"
+            fix += "; for copies of a sharded model (HSDP), fsdp_shard_processes of Hydra"
+        yield Problem(name, launch.source, "a value", expected, fix)
 
     if launch.deepspeed:
         yield from _find_deepspeed_problems(launch)

@@ -360,6 +360,9 @@ class RunConfig:
     ddp_bucket_mb: int | None = key(None, at_least=1)
     """MiB of gradients that data parallel training sums in one all-reduce; null: 100 on GPUs, 25 on
     CPUs"""
+    fsdp_shard_processes: int | None = key(None, at_least=2)
+    """under FSDP2: number of processes that divide one copy of the weights among them; the others
+    hold further copies (HSDP); null: all processes hold one copy together"""
     accelerate_config_file: str | None = key(None, is_path=True)
     """check_only: launch file to check against, as if launched with it"""
     check_only: bool = key(False)

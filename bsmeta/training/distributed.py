@@ -37,6 +37,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, PartialState
+from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import (
     DeepSpeedPlugin,
     DistributedDataParallelKwargs,
@@ -287,6 +288,7 @@ def _create_accelerator(
         backend = "nccl" if device_type == "cuda" else "gloo"
         handlers.append(InitProcessGroupKwargs(backend=backend, timeout=GROUP_TIMEOUT))
 
+    parallelism = _make_parallelism(config.fsdp_shard_processes)
     accelerator = Accelerator(
         # Without this, Accelerate forms a group of N processes on a machine without a GPU and
         # then does not wrap the model: gradients are never averaged. (With it, DeepSpeed is off.)
@@ -301,6 +303,8 @@ def _create_accelerator(
         ),
         deepspeed_plugin=deepspeed,
         fsdp_plugin=fsdp,
+        # On a CPU, it is set below: Accelerate refuses it there.
+        parallelism_config=parallelism if device_type == "cuda" else None,
         log_with=list(config.trackers) or None,
         project_config=ProjectConfiguration(project_dir=config.out_dir),
         kwargs_handlers=handlers,
@@ -311,7 +315,24 @@ def _create_accelerator(
         for state in (PartialState(), accelerator.state):
             state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = fsdp
+        if parallelism is not None:
+            accelerator.state.parallelism_config = parallelism
+            accelerator.state.device_mesh = parallelism.get_device_mesh(device_type)
     return accelerator
+
+
+def _make_parallelism(shard_processes: int | None) -> ParallelismConfig | None:
+    """Creates the division of the processes into copies of a sharded model (HSDP).
+
+    Args:
+        shard_processes: Number of processes that share a copy; None: all of them, without copies.
+    """
+    if shard_processes is None:
+        return None
+    return ParallelismConfig(
+        dp_replicate_size=int(os.environ["WORLD_SIZE"]) // shard_processes,
+        dp_shard_size=shard_processes,
+    )
 
 
 def _make_fsdp_plugin(mixed_precision: str, reshards: bool) -> FullyShardedDataParallelPlugin:

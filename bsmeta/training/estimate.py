@@ -161,8 +161,9 @@ def count_state(
         optimizer: Bytes of the optimizer's state (`count_optimizer_bytes`).
         stage: The ZeRO stage, `FSDP2`, or None (plain data parallel). None and FSDP2 keep weights
             in float32.
-        processes: Number of processes. ZeRO-1 divides the optimizer states among them, ZeRO-2 also
-            the gradients, ZeRO-3 and FSDP2 also the weights.
+        processes: Number of processes that share one copy of the state. ZeRO-1 divides the
+            optimizer states among them, ZeRO-2 also the gradients, ZeRO-3 and FSDP2 also the
+            weights.
         half: Whether DeepSpeed keeps weights and gradients in 2 bytes (bf16 or fp16).
     """
     if stage is None:
@@ -395,7 +396,13 @@ class Forecast:
         stages = [stage for stage in STAGES if is_supported.get(stage, entry.by_element)]
         self._counts = count_parameters(shape.model)
         self.states = {
-            stage: count_state(self._counts, optimizer_size, stage, self._processes, self._half)
+            stage: count_state(
+                self._counts,
+                optimizer_size,
+                stage,
+                (stage == "FSDP2" and config.fsdp_shard_processes) or self._processes,
+                self._half,
+            )
             for stage in stages
         }
 

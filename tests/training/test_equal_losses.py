@@ -169,3 +169,27 @@ def test_every_optimizer_of_fsdp2_skips_a_step_that_is_not_finite(
         losses = runs[f"{name} fsdp2"]["losses"]
         assert losses == pytest.approx(runs[name]["losses"], rel=1e-3), name
         assert len(losses) == 7
+
+
+@pytest.mark.long
+def test_copies_of_a_sharded_model_train_like_one_process(launch: Launch, tmp_path: Path) -> None:
+    """Four processes as two copies of two shards each; continued as one copy of two shards."""
+    rate = {"lr_scheduler_type": "constant"}
+    hybrid = {"name": "hsdp", "stage": "FSDP2", "fsdp_shard_processes": 2, **rate}
+    variants = [hybrid, {"name": "all shards", "stage": "FSDP2", **rate}]
+    runs = results(launch, tmp_path, 6, variants, processes=4)
+    one = {"name": "one", "gradient_accumulation_steps": 8, **rate}
+    losses = results(launch, tmp_path, 9, [one])["one"]["losses"]
+    assert runs["hsdp"]["losses"] == pytest.approx(losses[:6], rel=1e-5)
+    assert runs["hsdp"]["kept"] == pytest.approx(1 / 2, rel=0.1)
+    assert runs["all shards"]["kept"] == pytest.approx(1 / 4, rel=0.1)
+
+    again = {
+        "name": "hsdp",
+        "stage": "FSDP2",
+        "gradient_accumulation_steps": 4,
+        "resume_from_checkpoint_dir": "latest",
+        **rate,
+    }
+    continued = results(launch, tmp_path, 9, [again], processes=2)
+    assert continued["hsdp"]["losses"] == pytest.approx(losses, rel=1e-5)
