@@ -92,6 +92,8 @@ OWNED_ELSEWHERE = """## What is not Hydra's
 batch arithmetic, streams, GPUs of the machine; `BSMETA_WORLD_SIZE`, where it is set |
 | ZeRO stage, offload, bucket sizes | `zero_optimization` of the DeepSpeed JSON | stage and what \
 is saved, ZeRO-3 initialization, offload and devices |
+| how many processes share a copy of the model under FSDP2 | Hydra (`fsdp_shard_processes`) | \
+divides the processes; `parallelism_config` of a launch file is refused |
 | whether FSDP2 frees the weights of a layer after its forward pass | `fsdp_reshard_after_forward` \
 of the launch file | all other fields of `fsdp_config`: version 2, and nothing else about \
 recomputation, loading or what is saved |

@@ -126,20 +126,24 @@ mount --bind "$0" /etc/hosts && echo "$1" >/proc/sys/kernel/hostname && shift &&
 
 
 @contextmanager
-def namespaces() -> Iterator[Namespaces]:
+def namespaces(*, drops_packets: bool = True) -> Iterator[Namespaces]:
     """Yields a network of two launchers that are identified by their host name.
 
     As on Debian, a machine finds its own name at 127.0.1.1, and the other's at its address.
+
+    Args:
+        drops_packets: Whether the test cuts machines off, for which nft is needed.
 
     Raises:
         PermissionError: If this user cannot make namespaces, or a command for them is missing.
     """
     names = tuple(f"bsmeta{os.getpid()}{side}" for side in "ab")
     hosts, addresses = ("gpu1", "gpu2"), ("10.203.77.1", "10.203.77.2")
-    missing = [name for name in ("ip", "nft", "unshare") if shutil.which(name) is None]
+    commands = ("ip", "unshare", *(["nft"] if drops_packets else []))
+    missing = [name for name in commands if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         raise PermissionError(
-            f"network namespaces need root and the commands ip, nft and unshare; missing: "
+            f"network namespaces need root and the commands {', '.join(commands)}; missing: "
             f"{', '.join(missing) or 'root'}"
         )
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import POLL_S
+POLL_S = 0.01
 
 
 def pace_steps(file: Path) -> None:

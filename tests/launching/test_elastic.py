@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from bsmeta.core.environment import hash_machine_name
 from bsmeta.training.run_folder import read_environments, read_status
 from tests.conftest import run_warm
 from tests.launching.helpers import SMALL, environment
-from tests.launching.networks import free_port
+from tests.launching.networks import Network, free_port, loopback, namespaces
 from tests.waiting import wait_until
 from tests.warm import REPOSITORY, Warm
 
@@ -34,6 +35,7 @@ OVERRIDES = (
     "resume_from_checkpoint_dir=latest",
     "gradient_accumulation_processes=2",
 )
+Agent = Warm | subprocess.Popen[bytes]
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 Steps = Callable[[Path], dict[int, dict[str, Any]]]
 Documents = Callable[[Path], dict[int, list[str]]]
@@ -46,32 +48,45 @@ def set_pace(file: Path, step: int) -> None:
     new.replace(file)
 
 
-def start_agent(out_dir: Path, pace: Path, port: str, *, is_host: bool) -> Warm:
-    """Starts torchrun with one process; the agent that hosts the rendezvous must not die."""
-    rendezvous = f"is_host={int(is_host)},last_call_timeout=10,keep_alive_interval=1"
-    command = make_agent_command(
-        "--nnodes=1:2",
-        "--max-restarts=3",
-        f"--rdzv-endpoint=127.0.0.1:{port}",
-        f"--rdzv-conf={rendezvous}",
-    )
-    command += [str(SCRIPT), *OVERRIDES, f"out_dir={out_dir}"]
-    return Warm(command, environment(**UNSHARED, PACE=str(pace)), REPOSITORY)
-
-
-def make_agent_command(*settings: str) -> list[str]:
+def make_agent_command(address: str, port: str, *settings: str) -> list[str]:
     """Returns the beginning of a command line of torchrun that starts one process."""
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"),
-        *("--rdzv-backend=c10d", "--rdzv-id=run", "--local-addr=127.0.0.1", *settings),
+        *("--rdzv-backend=c10d", "--rdzv-id=run", f"--rdzv-endpoint={address}:{port}", *settings),
     ]
 
 
-def kill_machine(agent: Warm) -> None:
+def start_agent(network: Network, machine: int, folder: Path, port: str) -> Agent:
+    """Starts torchrun on a machine, with one process that trains in `folder`/run.
+
+    Machine 0 hosts the rendezvous.
+    """
+    rendezvous = f"is_host={int(machine == 0)},last_call_timeout=10,keep_alive_interval=1"
+    command = make_agent_command(
+        network.hosts[0],
+        port,
+        "--nnodes=1:2",
+        "--max-restarts=3",
+        f"--rdzv-conf={rendezvous}",
+        f"--local-addr={network.hosts[machine]}",
+    )
+    command += [str(SCRIPT), *OVERRIDES, f"out_dir={folder / 'run'}"]
+    prefix = network.prefixes[machine]
+    interface = "eth0" if prefix else "lo"
+    variables = environment(**UNSHARED, PACE=str(folder / "pace"), GLOO_SOCKET_IFNAME=interface)
+    if not prefix:
+        return Warm(command, variables, REPOSITORY)
+    with (folder / "output.txt").open("a") as output:
+        return subprocess.Popen(
+            [*prefix, *command], cwd=REPOSITORY, env=variables, stdout=output, stderr=output
+        )
+
+
+def kill_machine(agent: Agent) -> None:
     """Kills an agent and its processes, as the loss of their machine does."""
     launcher = psutil.Process(agent.pid)
     for process in [launcher, *launcher.children(recursive=True)]:
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
 
 
 def read_events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
@@ -91,9 +106,31 @@ def has_reached(out_dir: Path, step: int, processes: int) -> Callable[[], bool]:
     return check
 
 
-@pytest.mark.long
+@pytest.fixture(
+    params=[
+        pytest.param(loopback, marks=pytest.mark.long, id="loopback"),
+        pytest.param(
+            partial(namespaces, drops_packets=False), marks=pytest.mark.slow, id="namespaces"
+        ),
+    ]
+)
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    with ExitStack() as stack:
+        try:
+            yield stack.enter_context(request.param())
+        except PermissionError as error:
+            pytest.skip(str(error))
+
+
+def hash_hosts(network: Network) -> list[str]:
+    """Returns the hashed names of the machines, as a run records them."""
+    if not network.prefixes[0]:
+        return [hash_machine_name()]
+    return [hashlib.sha256(host.encode()).hexdigest()[:12] for host in network.hosts]
+
+
 def test_a_run_loses_a_machine_and_gets_another(
-    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path
+    network: Network, launch: Launch, steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:
     """Two processes until step 8, one from step 6 to about 14, then two again."""
     pace = tmp_path / "pace"
@@ -104,13 +141,13 @@ def test_a_run_loses_a_machine_and_gets_another(
     out_dir = tmp_path / "run"
     port = free_port()
     set_pace(pace, 8)
-    agents = [start_agent(out_dir, pace, port, is_host=is_host) for is_host in (True, False)]
+    agents = [start_agent(network, machine, tmp_path, port) for machine in (0, 1)]
     try:
         wait_until(has_reached(out_dir, 8, processes=2), *agents)
         kill_machine(agents[1])
         set_pace(pace, 14)
         wait_until(has_reached(out_dir, 14, processes=1), agents[0])
-        agents.append(start_agent(out_dir, pace, port, is_host=False))
+        agents.append(start_agent(network, 1, tmp_path, port))
         wait_until(lambda: len(read_events(out_dir, "resume")) == 2, agents[0])
         set_pace(pace, STEPS)
         ends = [(agent.communicate(), agent.wait()) for agent in (agents[0], agents[2])]
@@ -120,15 +157,15 @@ def test_a_run_loses_a_machine_and_gets_another(
     assert [code for _, code in ends] == [0, 0], ends
 
     lost, joined = read_events(out_dir, "resume")
-    machine = hash_machine_name()
+    hosts = hash_hosts(network)
     assert (lost["step"], lost["processes"], lost["restarts"]) == (5, [2, 1], 1)
-    assert (lost["previous_state"], lost["machines"]) == ("failed", [[machine], [machine]])
+    assert (lost["previous_state"], lost["machines"]) == ("failed", [hosts, hosts[:1]])
     assert lost["changed"] == {
         "gradient_accumulation_processes": [2, 1],
         "gradient_accumulation_steps": [1, 2],
     }
     assert (joined["processes"], joined["restarts"]) == ([1, 2], 2)
-    assert joined["previous_state"] == "preempted"
+    assert (joined["previous_state"], joined["machines"]) == ("preempted", [hosts[:1], hosts])
     assert joined["step"] in (14, 15)  # the step in progress at the signal
 
     status = json.loads((out_dir / "status.json").read_text())
@@ -142,9 +179,7 @@ def test_a_run_loses_a_machine_and_gets_another(
 @pytest.mark.long
 def test_a_run_that_always_fails_at_one_step_ends(tmp_path: Path) -> None:
     """One start from step 0 and two from step 5; the launcher's further starts are refused."""
-    command = make_agent_command(
-        "--nnodes=1", "--max-restarts=4", f"--rdzv-endpoint=127.0.0.1:{free_port()}"
-    )
+    command = make_agent_command("127.0.0.1", free_port(), "--nnodes=1", "--max-restarts=4")
     command += [str(KILLED), "--config-name=demo", *OVERRIDES, f"out_dir={tmp_path / 'run'}"]
     command += ["max_failed_starts=2"]
     done = run_warm(command, **{**environment(**UNSHARED), "KILL_AT": "7"})
