@@ -56,14 +56,15 @@ def make_agent_command(address: str, port: str, *settings: str) -> list[str]:
     ]
 
 
-def start_agent(network: Network, machine: int, folder: Path, port: str) -> Agent:
+def start_agent(network: Network, machine: int, host: int, folder: Path, port: str) -> Agent:
     """Starts torchrun on a machine, with one process that trains in `folder`/run.
 
-    Machine 0 hosts the rendezvous.
+    Args:
+        host: The machine that hosts the rendezvous.
     """
-    rendezvous = f"is_host={int(machine == 0)},last_call_timeout=10,keep_alive_interval=1"
+    rendezvous = f"is_host={int(machine == host)},last_call_timeout=10,keep_alive_interval=1"
     command = make_agent_command(
-        network.hosts[0],
+        network.hosts[host],
         port,
         "--nnodes=1:2",
         "--max-restarts=3",
@@ -129,10 +130,15 @@ def hash_hosts(network: Network) -> list[str]:
     return [hashlib.sha256(host.encode()).hexdigest()[:12] for host in network.hosts]
 
 
+@pytest.mark.parametrize("lost_machine", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_run_loses_a_machine_and_gets_another(
-    network: Network, launch: Launch, steps: Steps, documents: Documents, tmp_path: Path
-) -> None:
-    """Two processes until step 8, one from step 6 to about 14, then two again."""
+    network: Network, lost_machine: int, launch: Launch, steps: Steps, documents: Documents,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Two processes until step 8, one from step 6 to about 14, then two again.
+
+    Machine 0 has rank 0; the machine that stays hosts the rendezvous.
+    """
     pace = tmp_path / "pace"
     set_pace(pace, STEPS)
     whole = tmp_path / "whole"
@@ -141,31 +147,35 @@ def test_a_run_loses_a_machine_and_gets_another(
     out_dir = tmp_path / "run"
     port = free_port()
     set_pace(pace, 8)
-    agents = [start_agent(network, machine, tmp_path, port) for machine in (0, 1)]
+    host = 1 - lost_machine
+    staying = start_agent(network, host, host, tmp_path, port)
+    lost = start_agent(network, lost_machine, host, tmp_path, port)
+    agents = [staying, lost]
     try:
-        wait_until(has_reached(out_dir, 8, processes=2), *agents)
-        kill_machine(agents[1])
+        wait_until(has_reached(out_dir, 8, processes=2), staying, lost)
+        kill_machine(lost)
         set_pace(pace, 14)
-        wait_until(has_reached(out_dir, 14, processes=1), agents[0])
-        agents.append(start_agent(network, 1, tmp_path, port))
-        wait_until(lambda: len(read_events(out_dir, "resume")) == 2, agents[0])
+        wait_until(has_reached(out_dir, 14, processes=1), staying)
+        agents.append(start_agent(network, lost_machine, host, tmp_path, port))
+        wait_until(lambda: len(read_events(out_dir, "resume")) == 2, staying)
         set_pace(pace, STEPS)
-        ends = [(agent.communicate(), agent.wait()) for agent in (agents[0], agents[2])]
+        ends = [(agent.communicate(), agent.wait()) for agent in (staying, agents[-1])]
     finally:
         for agent in agents:
             agent.kill()
     assert [code for _, code in ends] == [0, 0], ends
 
-    lost, joined = read_events(out_dir, "resume")
+    reduced, joined = read_events(out_dir, "resume")
     hosts = hash_hosts(network)
-    assert (lost["step"], lost["processes"], lost["restarts"]) == (5, [2, 1], 1)
-    assert (lost["previous_state"], lost["machines"]) == ("failed", [hosts, hosts[:1]])
-    assert lost["changed"] == {
+    left = hosts[-1:] if lost_machine == 0 else hosts[:1]
+    assert (reduced["step"], reduced["processes"], reduced["restarts"]) == (5, [2, 1], 1)
+    assert (reduced["previous_state"], reduced["machines"]) == ("failed", [hosts, left])
+    assert reduced["changed"] == {
         "gradient_accumulation_processes": [2, 1],
         "gradient_accumulation_steps": [1, 2],
     }
     assert (joined["processes"], joined["restarts"]) == ([1, 2], 2)
-    assert (joined["previous_state"], joined["machines"]) == ("preempted", [hosts[:1], hosts])
+    assert (joined["previous_state"], joined["machines"]) == ("preempted", [left, hosts])
     assert joined["step"] in (14, 15)  # the step in progress at the signal
 
     status = json.loads((out_dir / "status.json").read_text())
