@@ -50,12 +50,16 @@ class Restart:
 
 
 def _read_state(out_dir: Path) -> str | None:
-    """Returns the state in `status.json`; None without one, or if it is damaged."""
+    """Returns the state in `status.json`; None without one, or if it is damaged.
+
+    This run holds the lock of the folder and has not written its own status yet, so `running` is
+    from processes that were killed.
+    """
     try:
         state: str | None = read_status(out_dir).get("state")
     except (OSError, ValueError):
         return None
-    return state
+    return "failed" if state == "running" else state
 
 
 def list_machines(processes: Processes) -> list[str]:

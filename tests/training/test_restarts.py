@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.environment import hash_machine_name
 from bsmeta.training.processes import ALONE
 from bsmeta.training.restarts import Restart
-from bsmeta.training.run_folder import ENVIRONMENT, write_status
+from bsmeta.training.run_folder import ENVIRONMENT, RunFolder, write_status
 
 
 def test_a_restart_names_processes_and_machines_before_and_now(tmp_path: Path) -> None:
@@ -24,6 +25,14 @@ def test_a_restart_names_processes_and_machines_before_and_now(tmp_path: Path) -
         "processes": (2, 1),
         "machines": (["aaaa", "bbbb"], [hash_machine_name()]),
     }
+
+
+def test_a_start_that_was_killed_counts_as_failed(tmp_path: Path) -> None:
+    """The restarted run holds the lock, which the status of a run in progress is read with."""
+    folder = RunFolder(tmp_path / "run")
+    folder.open(CausalLMConfig(), resume=False, overwrite=False)
+    write_status(folder.path, "running", 7, None)
+    assert Restart.read(folder.path, 1, ALONE).previous_state == "failed"
 
 
 def test_a_copied_checkpoint_has_no_earlier_starts(tmp_path: Path) -> None:
