@@ -69,16 +69,14 @@ def find_elastic_problems(config: RunConfig, launch: Launch) -> Iterator[Problem
         return
 
     if config.resume_from_checkpoint_dir != "latest":
+        found = format_value(config.resume_from_checkpoint_dir)
         expected = "latest: the launcher starts the same command again after a failure"
-        yield Problem(
-            "resume_from_checkpoint_dir",
-            HYDRA,
-            format_value(config.resume_from_checkpoint_dir),
-            expected,
-            "resume_from_checkpoint_dir=latest, or a launch without restarts (--max-restarts 0)",
-        )
+        fix = "resume_from_checkpoint_dir=latest, or a launch without restarts (--max-restarts 0, "
+        fix += f"{UNSHARED_STORE} unset)"
+        yield Problem("resume_from_checkpoint_dir", HYDRA, found, expected, fix)
 
     if launch.shares_store:
-        expected = "1: in the store of the launcher, a restarted process would read old addresses"
+        found = "a store that all starts share (TORCHELASTIC_USE_AGENT_STORE=True)"
+        expected = "1: restarted processes would read the addresses of the earlier ones there"
         fix = f"export {UNSHARED_STORE}=1, and start torchrun with --rdzv-backend c10d"
-        yield Problem(UNSHARED_STORE, launch.source, "no such store", expected, fix)
+        yield Problem(UNSHARED_STORE, launch.source, found, expected, fix)

@@ -397,11 +397,7 @@ class Forecast:
         self._counts = count_parameters(shape.model)
         self.states = {
             stage: count_state(
-                self._counts,
-                optimizer_size,
-                stage,
-                (stage == "FSDP2" and config.fsdp_shard_processes) or self._processes,
-                self._half,
+                self._counts, optimizer_size, stage, self._count_shards(stage), self._half
             )
             for stage in stages
         }
@@ -427,6 +423,11 @@ class Forecast:
             return None
         recomputes = getattr(self._config, "gradient_checkpointing", False)  # a key of some tasks
         return self.held + activations.total(recomputes)
+
+    def _count_shards(self, stage: Stage) -> int:
+        """Returns the number of processes that share one copy of the state."""
+        shards = self._config.fsdp_shard_processes if stage == "FSDP2" else None
+        return self._processes if shards is None else shards
 
     def _count_activations(self, stages: list[Stage]) -> None:
         """Estimates the activations of each engine."""

@@ -15,6 +15,7 @@ import torch
 from accelerate.state import AcceleratorState
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -35,6 +36,7 @@ from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.cuda_rules import follow_cuda_rules
 from bsmeta.training.estimate import (
+    Forecast,
     ParameterCounts,
     Stage,
     count_optimizer_bytes,
@@ -342,6 +344,20 @@ def test_a_probe_measures_and_leaves_no_files(
     assert counted in summary
     assert re.search(r"time to finish 600 steps x [\d.]+ s = ", summary)
     assert re.search(r"tokens/s [\d,]+ on all devices", summary)
+
+
+@pytest.mark.parametrize(("shard_processes", "shards"), [(None, 8), (2, 2)])
+def test_each_copy_of_a_sharded_model_is_divided_among_its_processes(
+    shard_processes: int | None, shards: int
+) -> None:
+    model = nn.Linear(10, 100, bias=False)
+    shape = Shape(model, model, [], rows=1, length=1, outputs=2)
+    config = CausalLMConfig(fsdp_shard_processes=shard_processes)
+    launch = Launch(source="fsdp2.yaml", num_processes=8, distributed_type="FSDP", fsdp={})
+    run = CheckedRun(config=config, entry=TASKS["causal_lm"], launch=launch, deepspeed_config=None)
+    states = Forecast(run, shape, None).states
+    assert states["FSDP2"].weights == 4000 / shards
+    assert states[3].weights == 4000 / 8
 
 
 XL = {
