@@ -119,7 +119,7 @@ class MentionTagger:
             tags[number][kept] = window_tags[kept.start - offset : kept.stop - offset]
 
         return [
-            [*_convert_to_characters(text, decode_tags(text_tags), tokens)]
+            [*convert_to_characters(text, decode_tags(text_tags), tokens)]
             for text, text_tags, (_, tokens) in zip(texts, tags, encoded, strict=True)
         ]
 
@@ -137,7 +137,7 @@ class MentionTagger:
         return [row[first : first + len(tokens)] for row, tokens in zip(tags, windows, strict=True)]
 
 
-def _convert_to_characters(
+def convert_to_characters(
     text: str, ranges: Sequence[tuple[int, int]], tokens: np.ndarray
 ) -> Iterator[tuple[int, int]]:
     """Yields ranges of tokens as spans of whole words, without white space at their ends.
