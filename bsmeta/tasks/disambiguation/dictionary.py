@@ -166,15 +166,16 @@ class AliasDictionary:
             for match in self.find_matches(text)
         ]
 
-    def find_alias(self, surface: str) -> int:
+    def find_alias(self, surface: str, *, with_rare: bool = False) -> int:
         """Returns the alias whose form is a whole text, in any case; -1 if there is none.
 
-        Forms that are too rarely mentions to be detected count, too.
+        Args:
+            with_rare: Whether forms count that are too rarely mentions to be detected.
         """
         for span in self(surface):
             if (span.start, span.end) == (0, len(surface)):
                 return span.alias
-        return self._rare_aliases.get(make_caseless(surface), -1)
+        return self._rare_aliases.get(make_caseless(surface), -1) if with_rare else -1
 
 
 def _mark_edges(text: str, edges: Sequence[int]) -> str:

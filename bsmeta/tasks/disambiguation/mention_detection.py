@@ -204,7 +204,8 @@ def look_up_spans(
 ) -> list[Span]:
     """Returns the spans whose text is a form of an alias, with the alias."""
     with_aliases = [
-        Span(start, end, dictionary.find_alias(text[start:end])) for start, end in spans
+        Span(start, end, dictionary.find_alias(text[start:end], with_rare=True))
+        for start, end in spans
     ]
     return [span for span in with_aliases if span.alias >= 0]
 

@@ -137,7 +137,7 @@ class Predictor:
         for mention in mentions:
             surface = text[mention.start : mention.end]
             if mention.alias is None:
-                alias = self._detect_alias(surface)
+                alias = self._detector.dictionary.find_alias(surface)
             else:
                 alias = self._find_alias(mention.alias)
 
@@ -149,13 +149,6 @@ class Predictor:
 
     def _find_alias(self, alias: str) -> int:
         return self._data.table.find_alias(alias)
-
-    def _detect_alias(self, surface: str) -> int:
-        """Returns the alias of the whole text of a mention; -1 without one."""
-        for span in self._detector.dictionary(surface):
-            if (span.start, span.end) == (0, len(surface)):
-                return span.alias
-        return -1
 
     def _disambiguate(
         self, texts: Sequence[str], spans: Sequence[Sequence[Span]]

@@ -83,6 +83,7 @@ def test_a_span_is_a_mention_if_it_is_a_form_even_a_rare_one(tmp_path: Path) -> 
     assert [text[start:end] for start, end, _ in dictionary(text)] == ["Big Apple", "new york"]
     spans = [(0, 2), (3, 6), (7, 16), (18, 21)]
     assert look_up_spans(text, spans, dictionary) == [Span(0, 2, 0), Span(7, 16, 1)]
+    assert (dictionary.find_alias("IN"), dictionary.find_alias("Big  apple")) == (-1, 1)
 
 
 def test_mentions_of_the_dictionary_fill_the_gaps() -> None:
