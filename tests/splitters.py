@@ -96,9 +96,9 @@ from bsmeta.tasks.classification.config import ClassificationDataConfig
 from bsmeta.tasks.classification.label_cells import BadLabelsError, LabelCells
 from bsmeta.tasks.classification.store import hash_text
 from bsmeta.tasks.disambiguation import converter
+from bsmeta.tasks.disambiguation.dictionary import AliasDictionary, count_forms
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import find_word_spans
-from bsmeta.tasks.disambiguation.predict import Detector, count_forms
 from bsmeta.tasks.spelling.candidates import Candidates
 from bsmeta.tasks.spelling.config import NoiseConfig, SecConfig
 from bsmeta.tasks.spelling.corrections import (
@@ -325,8 +325,8 @@ def table(folder: Path) -> EntityTable:
 
 
 @cache
-def detector(folder: Path) -> Detector:
-    return Detector(table(folder))
+def alias_dictionary(folder: Path) -> AliasDictionary:
+    return AliasDictionary(table(folder))
 
 
 def noisy(method: str) -> Run:
@@ -486,7 +486,7 @@ RUNS: dict[str, Run] = {
     "key of a text": of(hash_text),
     "words of a sentence": of(find_word_spans),
     "caseless text": of(lambda text: (make_caseless(text), CaselessText.from_text(text))),
-    "mentions": lambda text, folder: detector(folder)(text),
+    "mentions": lambda text, folder: alias_dictionary(folder)(text),
     "words of any script": of(lambda text: (find_word_edges(text), has_word(text))),
     "training lines": training_lines,
     "configuration of Bootleg": in_file("a.json", lambda path: converter.main([str(path)])),

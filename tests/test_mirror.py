@@ -74,6 +74,10 @@ EXCEPTIONS = {
         "tasks/classification/test_systems.py",
         "a protocol without code",
     ),
+    "tasks/disambiguation/detection_evaluation.py": (
+        "tasks/disambiguation/test_mention_detection.py",
+        "measures the systems of that test",
+    ),
     "tasks/disambiguation/metrics.py": ("config/test_metric_table.py", METRICS),
     "tasks/spelling/corrector.py": (
         "tasks/spelling/test_correction.py",

@@ -26,7 +26,6 @@ from bsmeta.core.changed_values import replace_values
 from bsmeta.data.io.shard_lines import read_first_lines
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.evaluate import compute_candidate_embeddings, score_mentions
-from bsmeta.tasks.disambiguation.predict import open_detector
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.training.optimization import build_optimizer, set_learning_rate
 from bsmeta.training.processes import ALONE
@@ -80,13 +79,13 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
 def measure_detection(config: DisambiguationConfig, path: str) -> dict[str, Any]:
     """Detects the mentions of texts."""
     data = EntityDisambiguator(config).data
-    detector = open_detector(config.data_config, data.table, data.prep_dir / "forms")
+    dictionary = data.dictionary
     texts = [json.loads(line)["text"] for line in read_first_lines(path, 1000)]
     began = time.process_time()
-    mentions = sum(len(detector(text)) for text in texts)
+    mentions = sum(len(dictionary(text)) for text in texts)
     seconds = time.process_time() - began
     return {
-        "forms": len(detector.forms),
+        "forms": len(dictionary.forms),
         "documents": len(texts),
         "documents_per_cpu_second": round(len(texts) / seconds),
         "characters_per_cpu_second": round(sum(map(len, texts)) / seconds),

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bsmeta.annotate.annotator import AnnotationError
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.plan import make_annotators
 from bsmeta.annotate.sources import InputRecord
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.models.manifest import MANIFEST
+from bsmeta.tasks.checkpoints import open_task
+from bsmeta.tasks.disambiguation.model import BiEncoder
+from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.lexicon import build_lexicon
@@ -84,6 +89,50 @@ def test_improbable_entities_are_dropped(disambiguator: Path, tmp_path: Path) ->
         for score in (None, 0.5, 0.5)
     ]
     assert changed[0] != changed[1] == changed[2]
+
+
+@pytest.mark.long
+def test_entities_are_annotated_where_the_trained_detector_finds_mentions(tmp_path: Path) -> None:
+    """The layer that tags tokens is set to tag `bank` only, which the dictionary cannot."""
+    encoder = write_encoder(tmp_path / "encoder", dropout=0.0)
+    run = tmp_path / "run"
+    train(
+        "--config-name", "disambiguation", f"model_name={encoder}", *write_world(tmp_path),
+        "data_config.max_entity_length=32", "num_train_epochs=1", "trackers=[]",
+        "mixed_precision=no", "bootstrap_resamples=10", f"out_dir={run}", "keep_best_by=null",
+        "export_best=false", "evals_per_epoch=null", "eval_steps=0", "mention_detection=detector",
+    )  # fmt: skip
+    task, folder = open_task(str(run), {})
+    assert isinstance(task, EntityDisambiguator)
+    model = task.load(folder)
+    assert isinstance(model, BiEncoder)
+    ids = task.data.tokenizer(SENTENCE, return_tensors="pt")
+    with torch.no_grad():
+        states = model.mention_encoder(**ids).last_hidden_state[0]
+    position = ids.tokens().index("bank")
+    state = states[position] / states[position].square().sum()
+    threshold = (states @ state).sort().values[-2:].mean()
+
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["tag_layer.weight"] = torch.stack([0 * state, state, 0 * state])
+    weights["tag_layer.bias"] = torch.tensor([threshold, 0.0, -1.0])
+    save_file(weights, path)
+    (folder / MANIFEST).unlink()  # it has the hash of the trained weights
+
+    settings: dict[str, Any] = {"annotators": ["html", "entity"], "profile": "all"}
+    settings |= {"entity_source": "checkpoint", "entity_model": str(run)}
+    page = {"url": "https://example.org/a", "html": f"<p>{SENTENCE}</p>"}
+    source = str(write_pages(tmp_path / "pages.jsonl.gz", [page]))
+    assert annotate(source, tmp_path / "out", workers=2, **settings) == 0
+    (row,) = rows(tmp_path / "out" / "pages.jsonl.gz")
+    spans = [(one["char_start_idx"], one["char_end_idx"]) for one in row["metadata_entity"]]
+    assert [row["text"][start:end] for start, end in spans] == ["bank"]
+
+    both, _ = open_task(str(run), {"mention_detection": "both"})
+    assert isinstance(both, EntityDisambiguator)
+    (result,) = both.predict(both.load(folder), [{"text": SENTENCE}])
+    assert [entity["mention"] for entity in result["entities"]] == ["bank", "spring"]
 
 
 def test_a_missing_model_is_refused() -> None:

@@ -18,6 +18,10 @@ from bsmeta.core.keys import inherit_key, key
 ENTITY_TEXT = ("title", "types", "relations", "description")
 """The possible parts of the text of an entity, in order."""
 
+DICTIONARY = "dictionary"
+DETECTOR = "detector"
+BOTH = "both"
+
 FILE_DESCRIPTIONS = {
     **dict.fromkeys(
         ("train_file", "dev_file", "test_file"),
@@ -77,6 +81,15 @@ class DisambiguationDataConfig(TableDataConfig):
         0.05,
         "words that are mentions in a smaller share of their occurrences in the training "
         "sentences are not detected as mentions",
+        at_least=0,
+        at_most=1,
+    )
+
+    unmarked_match_weight: float = key(
+        1.0,
+        "weight, in the loss of the mention detector, of tokens that are in no mention of a line, "
+        "but that the dictionary detects; 1: lines mark all of their mentions; less: they mark "
+        "only some, such as links; 0: these tokens are ignored",
         at_least=0,
         at_most=1,
     )
@@ -191,6 +204,21 @@ class DisambiguationConfig(PretrainedConfig):
         at_least=0,
     )
 
+    mention_detection: str = key(
+        DICTIONARY,
+        "mentions of new texts; dictionary: the forms of aliases; detector: spans that a layer on "
+        "the encoder of mentions tags, which is trained with it; both: spans of the detector, and "
+        "forms that overlap none of them",
+        choices=(DICTIONARY, DETECTOR, BOTH),
+        heading="Detection of mentions",
+    )
+    detection_loss_weight: float = key(
+        1.0,
+        "factor of the loss of the mention detector, a sum over tokens, beside that of the "
+        "entities, a sum over mentions",
+        above=0,
+    )
+
     train_in_candidates: bool = key(
         True,
         "true: the entity of every mention must be one of its candidates, and a mention without it "
@@ -256,6 +284,13 @@ def find_value_problems(
         expected = "null, because data_config.dev_file=null leaves nothing to evaluate on"
         fix = "keep_best_by=null export_best=false early_stopping_patience=null, or a dev_file"
         yield Problem("keep_best_by", HYDRA, format_value(config.keep_best_by), expected, fix)
+
+    if config.mention_detection != DICTIONARY and data.mention_encoding != "sentence":
+        expected = "dictionary with data_config.mention_encoding=window, which encodes no sentence"
+        fix = "mention_detection=dictionary, or data_config.mention_encoding=sentence"
+        yield Problem(
+            "mention_detection", HYDRA, format_value(config.mention_detection), expected, fix
+        )
 
     if data.mask_rarest > data.mask_most_frequent:
         expected = f"at most data_config.mask_most_frequent={data.mask_most_frequent}"

@@ -23,7 +23,8 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.data import derive_seed
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.tokenizer import find_special_tokens
-from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.disambiguation.config import DICTIONARY, DisambiguationConfig
+from bsmeta.tasks.disambiguation.dictionary import AliasDictionary, open_dictionary
 from bsmeta.tasks.disambiguation.embeddings import FrozenStates, FrozenVectors, Neighbors
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable, describe_versions
 from bsmeta.tasks.disambiguation.model import (
@@ -33,6 +34,7 @@ from bsmeta.tasks.disambiguation.model import (
     read_table_fingerprint,
 )
 from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
+from bsmeta.tasks.disambiguation.tagging import TAGGED_SHARE, LineTagger, build_tag_tensors
 from bsmeta.tasks.disambiguation.texts import (
     EntityTexts,
     Limits,
@@ -267,14 +269,45 @@ class RunData:
         """Opens the sentences of a split of `SPLITS`; returns None if no file is configured."""
         path = getattr(self.config.data_config, f"{name}_file")
         if path is not None and name not in self._splits:
-            self._splits[name] = self._open_sentences(Path(path), self.prep_dir / name)
+            tagger = self._tagger if name == "train" else None
+            folder = self.prep_dir / (name if tagger is None else f"{name}-tagged")
+            self._splits[name] = self._open_sentences(Path(path), folder, tagger=tagger)
         return self._splits.get(name)
+
+    @property
+    def has_detector(self) -> bool:
+        """Whether the mention detector is trained, or used."""
+        return self.config.mention_detection != DICTIONARY
+
+    @property
+    def _forms_dir(self) -> Path:
+        """The folder of the counts of forms in the training lines."""
+        return self.prep_dir / "forms"
+
+    @property
+    def _tagger(self) -> LineTagger | None:
+        """Tags the training lines for the mention detector; None without one."""
+        if not self.has_detector:
+            return None
+        return LineTagger(self.config.data_config, self.table, self._forms_dir)
+
+    @cached_property
+    def dictionary(self) -> AliasDictionary:
+        """The forms of the aliases of the table."""
+        return open_dictionary(self.config.data_config, self.table, self._forms_dir)
 
     def open_file(self, path: Path) -> Sentences:
         """Opens the sentences of any file, in a store identified by the content of the file."""
         return self._open_sentences(path, self.prep_dir / "other", by_content=True)
 
-    def _open_sentences(self, path: Path, folder: Path, *, by_content: bool = False) -> Sentences:
+    def _open_sentences(
+        self,
+        path: Path,
+        folder: Path,
+        *,
+        by_content: bool = False,
+        tagger: LineTagger | None = None,
+    ) -> Sentences:
         data = self.config.data_config
         return open_prep(
             path,
@@ -283,6 +316,7 @@ class RunData:
             folder,
             self.limits,
             by_content=by_content,
+            tagger=tagger,
             workers=data.prep_workers,
             overwrite=data.overwrite_prep,
         )
@@ -408,8 +442,19 @@ class TrainingBatches:
             draw("mentions", len(row.entities)) < self._mask_probability[row.entities[:, 0]]
             for row, draw in zip(rows, draws, strict=True)
         ]
+        is_tagged = self._choose_tagged_rows(draws)
+        for row_mask, row_is_tagged in zip(masked_mentions, is_tagged, strict=True):
+            row_mask &= not row_is_tagged
 
         tensors, tokens = self._mention_texts.build_tensors(rows, masked_mentions)
+        if self._data.has_detector:
+            tensors |= build_tag_tensors(
+                rows,
+                is_tagged,
+                tensors["input_ids"].shape,
+                self._mention_texts.first_token,
+                self._config.data_config.unmarked_match_weight,
+            )
         comparisons = self._compare(mentions, candidates, draws)
         entities = comparisons.entities
         if self._frozen is not None:
@@ -444,6 +489,14 @@ class TrainingBatches:
                 "entities": float(len(entities)),
             },
         )
+
+    def _choose_tagged_rows(self, draws: Sequence[Draw]) -> list[bool]:
+        """Draws which rows the mention detector is trained on, whose mentions are not masked."""
+        if not self._data.has_detector:
+            return [False] * len(draws)
+        if self._config.data_config.mask_most_frequent == 0:
+            return [True] * len(draws)
+        return [bool(draw("tags", 1)[0] < TAGGED_SHARE) for draw in draws]
 
     def _compare(
         self, mentions: Mentions, candidates: Candidates, draws: Sequence[Draw]

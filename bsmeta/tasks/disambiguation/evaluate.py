@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,12 +31,15 @@ from bsmeta.tasks.disambiguation.data import (
     find_candidates,
     scatter_columns,
 )
+from bsmeta.tasks.disambiguation.detection_evaluation import measure_detection, read_marked_texts
+from bsmeta.tasks.disambiguation.detection_metrics import SpanCounts, compute_detection_results
 from bsmeta.tasks.disambiguation.embeddings import (
     Embeddings,
     EntityEncoder,
     compute_split_embeddings,
 )
 from bsmeta.tasks.disambiguation.entities import NIL
+from bsmeta.tasks.disambiguation.mention_detection import refuse_model_without_detector
 from bsmeta.tasks.disambiguation.model import BiEncoder, run_model
 from bsmeta.tasks.disambiguation.prep import Sentences
 from bsmeta.tasks.disambiguation.report import (
@@ -291,6 +295,7 @@ def run_evaluation(
             )
 
         model = data.load_model(Path(location.model)).to(context.device)
+        refuse_model_without_detector(train.mention_detection, model, Path(location.model))
         folder = Path()  # only rank 0 writes
         if context.is_main:
             has_other_data = config.validation_file is not None
@@ -316,6 +321,13 @@ def open_final_split(data: RunData) -> Sentences | None:
     return data.open_split("test") or data.open_split("dev")
 
 
+class FinalScores(NamedTuple):
+    """The scores of a trained model on a split."""
+
+    mentions: Scored
+    detection: dict[str, SpanCounts]  # by system; empty for a model without a mention detector
+
+
 def score_and_report(
     data: RunData,
     model: BiEncoder,
@@ -323,7 +335,7 @@ def score_and_report(
     context: Processes,
     checkpoint: str,
     folder: Path,
-) -> Scored:
+) -> FinalScores:
     """Scores sentences with a trained model on all processes; rank 0 writes the report.
 
     Args:
@@ -342,6 +354,11 @@ def score_and_report(
         run_name = Path(config.compare_with).resolve().name.replace("_", " ")
         others[run_name] = _score_compared_model(data, sentences, scored, context).is_right
 
+    detection = {}
+    if model.settings.has_detector:
+        held_out = read_marked_texts(sentences.path)
+        detection = measure_detection(data, model, held_out, context)
+
     if context.rank == 0:
         results = compute_results(
             scored,
@@ -357,8 +374,13 @@ def score_and_report(
             f"seed {config.seed}",
         }
         records = build_mention_records(scored, data.table, others)
-        report_results(results, records, folder, facts)
-    return scored
+        detection_results = None
+        if detection:
+            detection_results = compute_detection_results(
+                detection, resamples=config.bootstrap_resamples, seed=config.seed
+            )
+        report_results(results, records, folder, facts, detection_results)
+    return FinalScores(scored, detection)
 
 
 def _score_compared_model(

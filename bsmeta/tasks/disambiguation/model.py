@@ -39,7 +39,8 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.models import pretrained
 from bsmeta.models.layers import list_encoder_layers
 from bsmeta.models.shapes import find_text_shape, read_hidden_size
-from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.disambiguation.config import DICTIONARY, DisambiguationConfig
+from bsmeta.tasks.disambiguation.tagging import TAG_COUNT
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 from bsmeta.training.task import sort_into_budgeted_batches
 
@@ -160,6 +161,7 @@ class Settings:
     entity_layers: int | None
     has_prior: bool
     has_nil: bool
+    has_detector: bool = False  # models from before there was one have no such setting
 
 
 @dataclass
@@ -170,6 +172,7 @@ class Output(ModelOutput):
     entity_vectors: torch.Tensor | None = None  # from the encoder, float [entities, hidden]
     entities: torch.Tensor | None = None  # embeddings, float [entities, size]
     scores: torch.Tensor | None = None  # float [mentions, (NIL +) entities]; -inf: not allowed
+    tag_scores: torch.Tensor | None = None  # of the mention detector, float32 [texts, tokens, tags]
 
 
 class BiEncoder(nn.Module):
@@ -200,6 +203,11 @@ class BiEncoder(nn.Module):
         self.entity_layer = nn.Linear(read_hidden_size(self.text_encoder.config), size)
         self.prior_weights = nn.Parameter(torch.zeros(2)) if settings.has_prior else None
         self.nil = nn.Parameter(torch.randn(size) / math.sqrt(size)) if settings.has_nil else None
+        self.tag_layer = (
+            nn.Linear(read_hidden_size(mention_encoder.config), TAG_COUNT)
+            if settings.has_detector
+            else None
+        )
 
     @property
     def text_encoder(self) -> PreTrainedModel:
@@ -243,7 +251,7 @@ class BiEncoder(nn.Module):
         Args:
             input_ids, attention_mask: int64 [texts, tokens] of sentences or windows.
             mention_tokens: int64 [mentions, tokens]: indices in the flattened texts, whose mean is
-                the vector of the mention; -1 pads.
+                the vector of the mention; -1 pads. None: texts are only tagged.
             entity_ids, entity_mask: int64 [entities, tokens] of the texts of entities.
             entity_states: float [entities, tokens, hidden] before the trained layers, with
                 `entity_mask`, in place of `entity_ids`.
@@ -268,11 +276,14 @@ class BiEncoder(nn.Module):
             output.entities = _make_embedding(self.entity_layer, output.entity_vectors)
 
         if input_ids is not None:
-            assert mention_tokens is not None
             with self._bound_activations(input_ids):
-                hidden = self.mention_encoder(input_ids=input_ids, attention_mask=attention_mask)
-            vectors = average_tokens(hidden.last_hidden_state, mention_tokens)
-            output.mentions = _make_embedding(self.mention_layer, vectors)
+                encoded = self.mention_encoder(input_ids=input_ids, attention_mask=attention_mask)
+            hidden = encoded.last_hidden_state
+            if self.tag_layer is not None:
+                output.tag_scores = self.tag_layer(hidden).float()
+            if mention_tokens is not None:
+                vectors = average_tokens(hidden, mention_tokens)
+                output.mentions = _make_embedding(self.mention_layer, vectors)
 
         if output.mentions is not None and output.entities is not None:
             assert allowed is not None
@@ -437,6 +448,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
         entity_layers=config.train_entity_layers,
         has_prior=config.log_prior != "none",
         has_nil=not config.train_in_candidates,
+        has_detector=config.mention_detection != DICTIONARY,
     )
     model = BiEncoder(mention_encoder, entity_encoder, settings)
     model.max_kept_tokens = config.max_kept_tokens

@@ -6,7 +6,8 @@ A row is a sentence, or a part of one that fits the limits (`divide_sentence`). 
 `sentence` (`sent_idx_unq`), `line` (in the file), `document` (a hash of its name) and `input_ids`
 (without special tokens); and for each mention `start` and `end` (in tokens of the row), `alias`
 (its number in the table), `entities` (the numbers of its meanings), `gold` (False for a weak
-label), `position` (among the mentions of the line) and `slices` (names).
+label), `position` (among the mentions of the line) and `slices` (names). A store for a mention
+detector also has the `tags` of all tokens (`tagging`).
 
 Lines are encoded in groups. An interrupted build keeps completed groups.
 """
@@ -51,6 +52,7 @@ from bsmeta.tasks.disambiguation.lines import (
     read_part,
     scan_lines,
 )
+from bsmeta.tasks.disambiguation.tagging import LineTagger
 from bsmeta.tasks.disambiguation.texts import (
     Chunk,
     Limits,
@@ -143,6 +145,7 @@ class Sentences:
                 is_gold=np.array(record["gold"], bool),
                 positions=np.array(record["position"], np.int64),
                 slices=[tuple(names) for names in record["slices"]],
+                tags=np.array(record["tags"], np.uint8) if "tags" in record else None,
             )
             rows.append(_drop_weak_labels(row) if self.is_gold_only else row)
         return rows
@@ -228,6 +231,7 @@ def open_prep(
     limits: Limits,
     *,
     by_content: bool = False,
+    tagger: LineTagger | None = None,
     workers: int = 1,
     overwrite: bool = False,
 ) -> Sentences:
@@ -239,6 +243,7 @@ def open_prep(
     Args:
         by_content: Whether to append a hash of the file's content and the settings to the name of
             the folder, so that any file has its own store, which is never stale.
+        tagger: Tags the tokens; None: the store has no tags.
         workers: Number of processes that encode.
         overwrite: Whether to rebuild a store that was built from another file or with other
             settings.
@@ -251,7 +256,7 @@ def open_prep(
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; expected lines of sentences")
 
-    encoder = Encoder(path, table, tokenizer, limits)
+    encoder = Encoder(path, table, tokenizer, limits, tagger)
     key = {
         "format": FORMAT,
         "file": hash_file(path),
@@ -261,6 +266,8 @@ def open_prep(
         "data_config.max_words": limits.words,
         "max_tokens": limits.tokens,
     }
+    if tagger is not None:
+        key |= tagger.key
     if by_content:
         folder = folder.with_name(f"{folder.name}-{_hash_key(key)}")
 
@@ -356,7 +363,7 @@ def _encode_sentences(encoder: Encoder, work: Path, digest: str, workers: int) -
     encoder.index_folder = _build_index(path, work / "index")
     scan = _scan_and_warn(path)
 
-    features = _build_features(encoder.tokenizer)
+    features = _build_features(encoder)
     first_lines = range(0, scan.lines, LINES_PER_PART)
     work.mkdir(parents=True, exist_ok=True)
     groups = []
@@ -385,15 +392,18 @@ def _encode_sentences(encoder: Encoder, work: Path, digest: str, workers: int) -
     return _finish_rows(concatenate_datasets(groups), path, scan)
 
 
-def _build_features(tokenizer: PreTrainedTokenizerBase) -> Features:
+def _build_features(encoder: Encoder) -> Features:
     """Returns the types of the columns of a store."""
     from datasets import Features, List, Value
 
     features = {name: Value(dtype) for name, dtype in _ROW_COLUMNS.items()}
-    features["input_ids"] = List(Value("uint16" if len(tokenizer) <= 1 << 16 else "int32"))
+    small = len(encoder.tokenizer) <= 1 << 16
+    features["input_ids"] = List(Value("uint16" if small else "int32"))
     features |= {name: List(Value(dtype)) for name, dtype in _MENTION_COLUMNS.items()}
     features["entities"] = List(List(Value("int32")))
     features["slices"] = List(List(Value("string")))
+    if encoder.has_tags:
+        features["tags"] = List(Value("uint8"))
     return Features(features)
 
 
@@ -489,7 +499,12 @@ class Encoder:
     """
 
     def __init__(
-        self, path: Path, table: EntityTable, tokenizer: PreTrainedTokenizerBase, limits: Limits
+        self,
+        path: Path,
+        table: EntityTable,
+        tokenizer: PreTrainedTokenizerBase,
+        limits: Limits,
+        tagger: LineTagger | None = None,
     ) -> None:
         self.path = path
         self.tokenizer = tokenizer
@@ -497,10 +512,16 @@ class Encoder:
         self.advance: Callable[[float], None] = _ignore
         self._table = table
         self._limits = limits
+        self._tagger = tagger
         self._reader: LineReader | None = None
 
         # Encoding switches off truncation, which is part of the tokenizer's fingerprint.
         list(tokenize_with_spans(tokenizer, [""]))
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether rows have the tags of their tokens."""
+        return self._tagger is not None
 
     def __getstate__(self) -> dict[str, Any]:
         # Each process opens the file, and only one shows the progress.
@@ -524,10 +545,10 @@ class Encoder:
             rows += self.encode_part(self._reader, first)
             self.advance(first + LINES_PER_PART)
 
-        columns: dict[str, list[Any]] = {}
-        for name in [*_ROW_COLUMNS, "input_ids", *_MENTION_COLUMNS, "entities", "slices"]:
-            columns[name] = [row[name] for row in rows]
-        return columns
+        names = [*_ROW_COLUMNS, "input_ids", *_MENTION_COLUMNS, "entities", "slices"]
+        if self.has_tags:
+            names.append("tags")
+        return {name: [row[name] for row in rows] for name in names}
 
     def encode_part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
         """Encodes `LINES_PER_PART` lines from line `first` on; yields rows.
@@ -542,8 +563,12 @@ class Encoder:
 
         encoded = tokenize_with_spans(self.tokenizer, [line.text for line in lines])
         for line, (aliases, entities), (ids, tokens) in zip(lines, numbers, encoded, strict=True):
+            tags = None if self._tagger is None else self._tagger.tag(line, tokens)
             for row in self._divide_line(line, tokens):
-                row["input_ids"] = ids[row.pop("tokens")]
+                token_range = row.pop("tokens")
+                row["input_ids"] = ids[token_range]
+                if tags is not None:
+                    row["tags"] = tags[token_range].tolist()
                 row["alias"] = [aliases[position] for position in row["position"]]
                 row["entities"] = [entities[position] for position in row["position"]]
                 yield row

@@ -34,6 +34,7 @@ from bsmeta.report.page import (
     write_report,
 )
 from bsmeta.report.palette import INK, SERIES
+from bsmeta.tasks.disambiguation.detection_metrics import DetectionResult, make_detection_section
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.metrics import (
@@ -348,17 +349,27 @@ def bin_by_count(counts: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def report_results(
-    results: Results, mentions: Iterable[dict[str, Any]], folder: Path, facts: Mapping[str, str]
+    results: Results,
+    mentions: Iterable[dict[str, Any]],
+    folder: Path,
+    facts: Mapping[str, str],
+    detection: Mapping[str, DetectionResult] | None = None,
 ) -> None:
     """Writes the report and the records of the mentions to a folder, and prints the report.
 
     Args:
         mentions: Records from `build_mention_records`.
         facts: Further facts about the evaluation for the page, by name.
+        detection: The results of the detection of mentions, by system, if they were measured.
     """
     tables = make_tables(results)
     sentences = summarize_results(results)
     count = results.slices[0].metrics["mentions"]
+    values = asdict(results)
+    sections = [Section(tables=tables, plots={PLOT_NAME: partial(plot_accuracy_by_count, results)})]
+    if detection:
+        values["mention_detection"] = {name: asdict(result) for name, result in detection.items()}
+        sections.append(make_detection_section(detection))
     page = Page(
         title=f"Disambiguation of {results.source}",
         answers=sentences,
@@ -367,17 +378,16 @@ def report_results(
             "sentences": results.source,
             "mentions": f"{count:,.0f} in {results.documents:,} documents",
         },
-        sections=[
-            Section(tables=tables, plots={PLOT_NAME: partial(plot_accuracy_by_count, results)})
-        ],
+        sections=sections,
         commands=describe_command(),
     )
 
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / MENTIONS_FILE, "wb") as file:
         file.writelines(map(encode_json_line, mentions))
-    files = write_report(page, asdict(results), folder, other_files=[MENTIONS_FILE])
-    print_report(tables[:1], sentences, files)
+    files = write_report(page, values, folder, other_files=[MENTIONS_FILE])
+    printed = [tables[0], *(table for section in sections[1:] for table in section.tables)]
+    print_report(printed, sentences, files)
 
 
 def build_mention_records(

@@ -23,9 +23,17 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengthSteps, TableStream
 from bsmeta.tasks.disambiguation import evaluate, report
 from bsmeta.tasks.disambiguation import model as models
-from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.disambiguation.config import DICTIONARY, DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import SPLITS, RunData, TrainingBatches
+from bsmeta.tasks.disambiguation.detection_evaluation import (
+    MarkedTexts,
+    measure_detection,
+    read_marked_texts,
+)
+from bsmeta.tasks.disambiguation.detection_metrics import MENTION_METRICS, SpanCounts
+from bsmeta.tasks.disambiguation.dictionary import DETECTION_VERSION
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
+from bsmeta.tasks.disambiguation.mention_detection import refuse_model_without_detector
 from bsmeta.tasks.disambiguation.metrics import (
     IN_CANDIDATES,
     METRICS,
@@ -33,19 +41,17 @@ from bsmeta.tasks.disambiguation.metrics import (
     list_slice_metrics,
 )
 from bsmeta.tasks.disambiguation.model import BiEncoder
-from bsmeta.tasks.disambiguation.predict import (
-    DETECTION_VERSION,
-    Detector,
-    Predictor,
-    open_detector,
-    parse_given_mentions,
-)
+from bsmeta.tasks.disambiguation.predict import Predictor, parse_given_mentions
+from bsmeta.tasks.disambiguation.tagging import compute_tag_loss
 from bsmeta.tasks.disambiguation.texts import Row
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task
 
 log = logging.getLogger(__name__)
+
+LOSS_INPUTS = ("targets", "tags", "tag_weights")
+"""Tensors of a micro-batch that are no inputs of the model."""
 
 
 class EntityDisambiguator(Task):
@@ -99,14 +105,16 @@ class EntityDisambiguator(Task):
         """Computes the sum over mentions of the negative log-probability of the right entities.
 
         The probability is a softmax over the compared entities; the probabilities of several right
-        entities are added.
+        entities are added. With a mention detector, the loss of its tags is added.
 
         Args:
-            batch: The inputs of `BiEncoder.forward`, and `targets`, bool [mentions, scores]: the
-                right entities. Mentions without targets are not trained on.
+            batch: The inputs of `BiEncoder.forward`; `targets`, bool [mentions, scores]: the right
+                entities (mentions without targets are not trained on); and with a mention detector
+                the inputs of `compute_tag_loss`.
         """
-        inputs = {name: tensor for name, tensor in batch.items() if name != "targets"}
-        all_scores = model(**inputs).scores.float()
+        inputs = {name: tensor for name, tensor in batch.items() if name not in LOSS_INPUTS}
+        output = model(**inputs)
+        all_scores = output.scores.float()
         is_trained = batch["targets"].any(1)
         scores = all_scores[is_trained]
         targets = batch["targets"][is_trained]
@@ -114,14 +122,28 @@ class EntityDisambiguator(Task):
         losses = -scores.log_softmax(1).masked_fill(~targets, -torch.inf).logsumexp(1)
         right = targets.gather(1, scores.detach().argmax(1, keepdim=True)).float()
         parts = {"accuracy": (right.sum(), is_trained.float().sum())}
-        return Loss(losses.sum(), parts)
+        if output.tag_scores is None:
+            return Loss(losses.sum(), parts)
+
+        weights = batch["tag_weights"]
+        tag_loss = compute_tag_loss(output.tag_scores, batch["tags"], weights)
+        parts["tag_loss"] = (tag_loss.detach(), weights.sum())
+        return Loss(losses.sum() + self._config.detection_loss_weight * tag_loss, parts)
 
     def evaluate(self, model: nn.Module, context: Processes) -> list[Metric]:
         """Scores the gold mentions of the dev split; returns [] if there is none."""
         if self._dev_rows is None:
             return []
         scored = evaluate.score_mentions(self.data, model, self._dev_rows, context)
-        return build_metrics(scored, self._config, "validation")
+        metrics = build_metrics(scored, self._config, "validation")
+        if self._config.mention_detection == DICTIONARY:
+            return metrics
+        detection = measure_detection(self.data, model, self._dev_texts, context)
+        return metrics + build_mention_metrics(detection, self._config, "validation")
+
+    @cached_property
+    def _dev_texts(self) -> MarkedTexts:
+        return read_marked_texts(Path(str(self._config.data_config.dev_file)))
 
     @cached_property
     def _dev_rows(self) -> list[Row] | None:
@@ -135,7 +157,7 @@ class EntityDisambiguator(Task):
             return []
 
         exported = models.load_model(context.exported / "model").to(context.device)
-        scored = evaluate.score_and_report(
+        scores = evaluate.score_and_report(
             self.data,
             exported,
             sentences,
@@ -143,7 +165,8 @@ class EntityDisambiguator(Task):
             checkpoint=str(context.exported),
             folder=context.folder / "evaluation",
         )
-        return build_metrics(scored, self._config, "test")
+        metrics = build_metrics(scores.mentions, self._config, "test")
+        return metrics + build_mention_metrics(scores.detection, self._config, "test")
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         assert isinstance(model, BiEncoder)
@@ -158,7 +181,9 @@ class EntityDisambiguator(Task):
         )
 
     def load(self, folder: Path) -> nn.Module:
-        return self.data.load_model(folder)
+        model = self.data.load_model(folder)
+        refuse_model_without_detector(self._config.mention_detection, model, folder)
+        return model
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -180,12 +205,7 @@ class EntityDisambiguator(Task):
     def predictor(self, model: nn.Module) -> Predictor:
         """Makes a predictor with a model, which can be called several times."""
         assert isinstance(model, BiEncoder)
-        return Predictor(self.data, model, lambda: self._detector)
-
-    @cached_property
-    def _detector(self) -> Detector:
-        data = self.data
-        return open_detector(self._config.data_config, data.table, data.prep_dir / "forms")
+        return Predictor(self.data, model)
 
 
 def build_metrics(scored: report.Scored, config: DisambiguationConfig, split: str) -> list[Metric]:
@@ -202,6 +222,23 @@ def build_metrics(scored: report.Scored, config: DisambiguationConfig, split: st
             better = METRICS[name.removesuffix(IN_CANDIDATES)].better
             metrics.append(Metric(prefix + name, value, better, split))
     return metrics
+
+
+def build_mention_metrics(
+    detection: Mapping[str, SpanCounts], config: DisambiguationConfig, split: str
+) -> list[Metric]:
+    """Computes the metrics of the configured detection of mentions.
+
+    Args:
+        detection: The counts of each system; empty without a trained detector.
+    """
+    if not detection:
+        return []
+    counts = detection[config.mention_detection]
+    return [
+        Metric(name, metric.compute(counts), metric.better, split)
+        for name, metric in MENTION_METRICS.items()
+    ]
 
 
 def prepare_data(config: DisambiguationConfig) -> None:
@@ -274,6 +311,8 @@ def _list_metric_names(config: DisambiguationConfig, line_slices: list[str]) -> 
     for name, metric in METRICS.items():
         if metric.better is not None and name not in SLICE_METRICS:
             yield name
+    if config.mention_detection != DICTIONARY:
+        yield from MENTION_METRICS
     for name in (*report.BUILT_IN_SLICES, *map(report.rename_line_slice, line_slices)):
         if report.is_reported(name, config.eval_slices):
             prefix = "" if name == ALL_MENTIONS else f"{name}_"

@@ -329,6 +329,7 @@ class Row:
     is_gold: np.ndarray  # bool; False for weak labels
     positions: np.ndarray  # in the line
     slices: list[tuple[str, ...]]  # of each mention
+    tags: np.ndarray | None = None  # uint8 [tokens], in a store with tags; see `tagging`
 
 
 class Mentions:
@@ -360,6 +361,11 @@ class MentionTexts:
         self._prefix, self._suffix = find_special_tokens(tokenizer)
         self._max_window_tokens = data.window_length - len(self._prefix) - len(self._suffix)
         self._markers = tuple(tokenizer.convert_tokens_to_ids([MENTION_START, MENTION_END]))
+
+    @property
+    def first_token(self) -> int:
+        """Index of a text's first token, after special tokens."""
+        return len(self._prefix)
 
     def build_tensors(
         self, rows: Sequence[Row], masked: Sequence[np.ndarray] | None = None

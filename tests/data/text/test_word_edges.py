@@ -132,19 +132,21 @@ def test_only_one_file_decides_where_words_end() -> None:
                     with_automata.add(module.file)
     assert with_edges - NO_ALIASES.keys() == {"data/text/word_edges.py"}
     assert NO_ALIASES.keys() <= with_edges
-    assert with_automata == {"tasks/disambiguation/predict.py"}
+    assert with_automata == {"tasks/disambiguation/dictionary.py"}
 
 
-def test_only_the_detector_matches_aliases() -> None:
+def test_only_the_dictionary_matches_aliases() -> None:
     callers = {
         (module.file, node.func.id)
         for module in modules()
         for node in module.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if node.func.id in ("Detector", "find_word_edges", "open_detector")
+        if node.func.id in ("AliasDictionary", "find_word_edges", "open_dictionary")
     }
     assert callers == {
-        ("tasks/disambiguation/predict.py", "Detector"),
-        ("tasks/disambiguation/predict.py", "find_word_edges"),
-        ("tasks/disambiguation/task.py", "open_detector"),
+        ("tasks/disambiguation/data.py", "open_dictionary"),
+        ("tasks/disambiguation/dictionary.py", "AliasDictionary"),
+        ("tasks/disambiguation/dictionary.py", "find_word_edges"),
+        ("tasks/disambiguation/mention_detection.py", "find_word_edges"),
+        ("tasks/disambiguation/tagging.py", "open_dictionary"),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.profiles import build_entities
+from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ("bank", "bass", "crane", "seal", "spring", "match")
@@ -149,3 +152,19 @@ def candidates_of(table: EntityTable, alias: str) -> list[tuple[str, float]]:
     entities, scores = table.candidates(table.aliases.find(alias))
     assert (entities.dtype, scores.dtype) == (np.int32, np.float32)
     return [*zip([table.ids[one] for one in entities], scores.tolist(), strict=True)]
+
+
+def train_in_process(task: EntityDisambiguator, *, steps: int, learning_rate: float) -> BiEncoder:
+    """Trains a task's model on its stream with Adam, and returns it in evaluation mode."""
+    torch.manual_seed(0)
+    model = task.build_model().train()
+    task.steps_per_epoch(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    for step in islice(task.train_stream(0, 1, None), steps):
+        (batch,) = step.micro_batches
+        loss = task.loss(model, batch.tensors)
+        optimizer.zero_grad()
+        (loss.sum / batch.weight).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model.eval()

@@ -62,6 +62,10 @@ def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
             "test_config.py", "model_name=FOLDER without model_config_file, or without "
             "train_entity_layers",
         ),
+        (
+            {"mention_detection": "both", "mention_encoding": "window"}, "mention_detection",
+            "both", "mention_detection=dictionary, or data_config.mention_encoding=sentence",
+        ),
         ({"compare_with": "/nowhere"}, "compare_with", "/nowhere", "correct compare_with"),
     ],
 )  # fmt: skip

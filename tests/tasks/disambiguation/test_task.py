@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
+from bsmeta.tasks.disambiguation.model import BiEncoder, save_model
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.tasks.disambiguation.texts import Row
+from bsmeta.training.task import Loss
 from tests.tasks.disambiguation.helpers import full_names, lines, write_lines
 
 Start = Callable[..., int]
@@ -75,6 +79,7 @@ def test_slices_are_those_of_the_code_and_of_the_lines(
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({"keep_best_by": "mention_f1"}, "mention_f1: evaluations have no such metric"),
         ({"keep_best_by": "acuracy"}, r"keep_best_by=acuracy: .* .did you mean accuracy\?"),
         ({"keep_best_by": "tail_accuracy", "eval_slices": ["toes"]},
          "expected one of loss, accuracy, .*toes_accuracy"),
@@ -186,6 +191,106 @@ def test_masks_follow_from_seed_epoch_and_row_only(make: Make) -> None:
     assert {*together} == {True, False}
     assert masked(rows, 1) != together
     assert masked(rows, 0) == together
+
+
+def test_rows_that_the_mention_detector_learns_from_are_not_masked(make: Make) -> None:
+    keys = {"mask_rarest": 0.9, "mask_most_frequent": 0.9, "negatives": "own"}
+    task = make(mention_detection="detector", **keys)
+    batches = task._batches
+    batch = batches.build_micro_batch(rows_of(task, 60), 0).tensors
+    is_tagged = batch["tag_weights"].any(1)
+    has_mask = (batch["input_ids"] == task.data.tokenizer.mask_token_id).any(1)
+    assert 20 <= is_tagged.sum() <= 40  # half of them
+    assert not has_mask[is_tagged].any()
+    assert has_mask[~is_tagged].float().mean() > 0.8
+
+    # Which rows are tagged depends on seed, epoch and row, and changes no other mask.
+    alone = batches.build_micro_batch(rows_of(task, 1), 0).tensors
+    assert alone["tag_weights"].any() == is_tagged[0]
+    other_epoch = batches.build_micro_batch(rows_of(task, 60), 1).tensors
+    assert not torch.equal(other_epoch["tag_weights"].any(1), is_tagged)
+    plain = make(**keys)
+    masked = plain._batches.build_micro_batch(rows_of(plain, 60), 0).tensors["input_ids"]
+    assert torch.equal(masked[~is_tagged], batch["input_ids"][~is_tagged])
+
+
+def test_without_masks_all_rows_are_tagged_where_their_mentions_are(make: Make) -> None:
+    task = make(mention_detection="both")
+    rows = rows_of(task, 6)
+    batch = task._batches.build_micro_batch(rows, 0).tensors
+    assert torch.equal(
+        batch["tag_weights"].sum(1), torch.tensor([float(len(row.tokens)) for row in rows])
+    )
+    starts = [row.starts.tolist() for row in rows]
+    begins = [(tags == 1).nonzero().flatten() - 1 for tags in batch["tags"]]  # after [CLS]
+    assert [found.tolist() for found in begins] == starts
+    assert not (batch["tags"] == 2).any()  # all mentions are words of one token
+
+
+def count_kept_bytes(task: EntityDisambiguator) -> tuple[int, int, Loss]:
+    """Returns the bytes that are kept for the backward pass, the number of tokens, the loss."""
+    torch.manual_seed(0)
+    model = task.build_model().train()
+    batch = task._batches.build_micro_batch(rows_of(task, 40), 0).tensors
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = task.loss(model, batch)
+    loss.sum.backward()
+    return sum(kept.values()), batch["input_ids"].numel(), loss
+
+
+@pytest.mark.parametrize("max_kept_tokens", [0, None])
+def test_the_detector_keeps_little_for_the_backward_pass(
+    make: Make, max_kept_tokens: int | None
+) -> None:
+    keys = {"negatives": "own", "max_kept_tokens": max_kept_tokens}
+    plain_bytes, tokens, plain = count_kept_bytes(make(**keys))
+    tagged_bytes, _, tagged = count_kept_bytes(make(mention_detection="detector", **keys))
+    # Of each token: its last state, of size 32, three scores, its tag and its weight.
+    assert tagged_bytes - plain_bytes <= tokens * 4 * (32 + 3 + 2 + 1) + 1024
+    assert [*plain.parts] == ["accuracy"]
+    assert [*tagged.parts] == ["accuracy", "tag_loss"]
+
+
+def test_the_loss_of_tags_is_added_with_its_weight(make: Make) -> None:
+    light, heavy = (
+        count_kept_bytes(make(mention_detection="detector", detection_loss_weight=weight))[2]
+        for weight in (0.5, 1.5)
+    )
+    tag_loss, weight = light.parts["tag_loss"]
+    assert 0.5 < tag_loss / weight < 2.5  # nats per token, of three tags before training
+    assert (heavy.sum - light.sum).item() == pytest.approx(tag_loss.item(), rel=1e-4)
+
+
+def test_a_model_from_before_there_was_a_detector_is_loaded(make: Make, tmp_path: Path) -> None:
+    task = make()
+    model = task.build_model()
+    save_model(model, model.state_dict(), tmp_path / "model", task.data.table.fingerprint)
+    path = tmp_path / "model" / "config.json"
+    content = json.loads(path.read_text())
+    assert content["settings"].pop("has_detector") is False
+    path.write_text(json.dumps(content))
+    assert isinstance(task.load(tmp_path / "model"), BiEncoder)
+    with pytest.raises(ConfigurationError, match="mention_detection=both: .* no mention detector"):
+        make(mention_detection="both").load(tmp_path / "model")
+
+
+def test_an_exported_model_has_the_detector(make: Make, tmp_path: Path) -> None:
+    task = make(mention_detection="detector")
+    model = task.build_model()
+    save_model(model, model.state_dict(), tmp_path / "model", task.data.table.fingerprint)
+    loaded = task.load(tmp_path / "model")
+    assert isinstance(loaded, BiEncoder)
+    assert model.tag_layer is not None
+    assert loaded.tag_layer is not None
+    assert torch.equal(loaded.tag_layer.weight, model.tag_layer.weight)
+    make(mention_detection="dictionary").load(tmp_path / "model")
 
 
 def test_a_masked_title_is_another_text_of_the_same_entity(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,36 @@ def test_a_run_does_not_resume_with_an_edited_table(
         "(unseen)), so the run cannot be continued exactly; restore the table of the checkpoint, "
         "or start a new run: out_dir=ANOTHER"
     ) in " ".join(done.stderr.split())
+
+
+@pytest.mark.long
+def test_a_mention_detector_killed_and_resumed_repeats_the_undisturbed_run(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, encoder: Path
+) -> None:
+    write_world(tmp_path)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more = (
+        "mention_detection=both", "data_config.unmarked_match_weight=0.1",
+        "data_config.prep_workers=2", "keep_best_by=mention_f1",
+    )  # fmt: skip
+    launch(TRAIN, *arguments(tmp_path, encoder, whole, *more), processes=2)
+    again = arguments(tmp_path, encoder, killed, *more)
+    train_killed_and_resumed(launch, again, 13, processes=2)
+
+    assert [event["step"] for event in events(killed, "resume")] == [8]
+    assert_same_runs(killed, whole, steps, documents)
+    tag_losses = [step["parts"]["tag_loss"] for step in steps(whole).values()]
+    assert tag_losses == [step["parts"]["tag_loss"] for step in steps(killed).values()]
+    assert tag_losses[-1] < tag_losses[0]
+
+    # The evaluation of the exported model, which has the layer, is equal, too.
+    first, second = (run / "evaluation/evaluation.json" for run in (whole, killed))
+    assert first.read_text() == second.read_text()
+    assert [*json.loads(first.read_text())["mention_detection"]] == [
+        "dictionary", "detector", "both"
+    ]  # fmt: skip
+    assert load_file(whole / "model/model.safetensors")["tag_layer.weight"].shape == (3, 32)
+    assert {"mention_precision", "mention_recall", "mention_f1"} <= events(whole, "eval")[0].keys()
 
 
 @pytest.mark.slow

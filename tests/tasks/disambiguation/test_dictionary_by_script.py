@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.data.text.caseless import make_caseless
+from bsmeta.tasks.disambiguation.dictionary import AliasDictionary
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.predict import Detector
-from tests.tasks.disambiguation.test_detection import found, table_of
+from tests.tasks.disambiguation.test_dictionary import found, table_of
 
 
 class Language(NamedTuple):
@@ -76,22 +76,24 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "without variation selectors": lambda word: word.replace("\ufe0f", ""),
 }
 
-_DETECTORS: dict[str, tuple[EntityTable, Detector]] = {}
+_DETECTORS: dict[str, tuple[EntityTable, AliasDictionary]] = {}
 
 
 @pytest.fixture
-def detectors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[EntityTable, Detector]]:
+def detectors(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[EntityTable, AliasDictionary]]:
     if not _DETECTORS:
         for name, language in LANGUAGES.items():
             table = table_of(tmp_path_factory.mktemp("table"), *language.aliases.split(","))
-            _DETECTORS[name] = table, Detector(table)
+            _DETECTORS[name] = table, AliasDictionary(table)
     return _DETECTORS
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_all_mentions_of_running_text_are_found(
-    name: str, spelling: str, detectors: dict[str, tuple[EntityTable, Detector]]
+    name: str, spelling: str, detectors: dict[str, tuple[EntityTable, AliasDictionary]]
 ) -> None:
     language = LANGUAGES[name]
     table, detector = detectors[name]
@@ -119,7 +121,7 @@ def test_all_mentions_of_running_text_are_found(
 def test_offsets_are_those_of_the_text_as_given(tmp_path: Path) -> None:
     table = table_of(tmp_path, "東京都", "Café", "น้ำตก", "❤️", "葛飾", "ភ្នំពេញ")
     text = "昨日は東\n京都へ、cafe\u0301でน\u0e49\u0e33ตก❤❤\ufe0f葛\U000e0100飾ភ្នំ\u200bពេញ。"
-    assert found(Detector(table), table, text) == [
+    assert found(AliasDictionary(table), table, text) == [
         ("東\n京都", "東京都"),
         ("cafe\u0301", "caf\u00e9"),
         ("น\u0e49\u0e33ตก", "น้ำตก"),
@@ -133,9 +135,9 @@ def test_offsets_are_those_of_the_text_as_given(tmp_path: Path) -> None:
 def test_mentions_end_where_letters_with_their_marks_do(tmp_path: Path) -> None:
     table = table_of(tmp_path, "か", "กร", "เ", "ភ", "👩", "🇷🇩", "1")
     text = "か\u3099 กรุง เท ភ្នំ 👩\u200d🚀 🇫🇷🇩🇪 1\u20e3"
-    assert found(Detector(table), table, text) == []
+    assert found(AliasDictionary(table), table, text) == []
 
 
 def test_paragraphs_of_chinese_end_words(tmp_path: Path) -> None:
     table = table_of(tmp_path, "北京", "东北")
-    assert found(Detector(table), table, "河北\n\n京城，东\n\n北") == []
+    assert found(AliasDictionary(table), table, "河北\n\n京城，东\n\n北") == []
