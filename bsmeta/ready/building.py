@@ -29,7 +29,7 @@ _VALIDATION_SHARE = 0.1  # of the texts of a trial with `max_texts`
 
 _DATA = "data"  # subfolder of a build while its models are trained
 
-_KEPT = ("config.yaml", "evaluation", "metrics.jsonl", "model")
+_KEPT = ("config.yaml", "evaluation", "metrics.jsonl", "model", "status.json")
 """Files and folders of a run that stay; checkpoints, logs and trackers' files are deleted."""
 
 

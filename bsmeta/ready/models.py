@@ -50,8 +50,8 @@ def find_ready_model(task: str) -> Path:
             f"version reads v{FORMAT})"
         )
     raise ConfigurationError(
-        f"task={task}: {state}; `bsmeta build {target}` builds it from the shipped texts, in about "
-        "three minutes; or name a trained model: checkpoint=RUN",
+        f"task={task}: {state}; `bsmeta build {target}` builds it from the shipped texts, in a few "
+        "minutes; or name a trained model: checkpoint=RUN",
         ["task"],
     )
 

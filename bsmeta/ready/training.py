@@ -22,6 +22,7 @@ from bsmeta.core.signals import kill_with_parent
 
 _POLL_INTERVAL_S = 0.3
 _STEP = re.compile(r"^step (\d+)/([1-9]\d*) ", re.MULTILINE)
+_STEP_SHARE = 0.8  # of a run, for the progress bar; the rest is its evaluation
 _LOG_TAIL_CHARS = 4000  # shown if a run fails
 _STOP_TIMEOUT_S = 10.0
 
@@ -99,13 +100,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_state(log: Path) -> tuple[float, str]:
-    """Returns the completed share of a run's steps, and its state in words."""
+    """Returns the completed share of a run, and its state in words."""
     steps = _STEP.findall(log.read_text(encoding="utf-8", errors="replace"))
     if not steps:
         return 0.0, "preparing"
 
     step, num_steps = map(int, steps[-1])
-    return step / num_steps, f"step {step}/{num_steps}" if step < num_steps else "evaluating"
+    state = f"step {step}/{num_steps}" if step < num_steps else "evaluating"
+    return _STEP_SHARE * step / num_steps, state
 
 
 def _make_error(job: TrainingJob, code: int) -> Exception:

@@ -59,7 +59,7 @@ def test_without_its_own_variable_the_cache_is_that_of_xdg(
             ["task=spelling_words", "text=One, two"],
             "configuration error: task=spelling_words: its model is not built yet (there is no "
             "{cache}/ready/spelling-v1); `bsmeta build spelling` builds it from the shipped texts, "
-            "in about three minutes; or name a trained model: checkpoint=RUN\n",
+            "in a few minutes; or name a trained model: checkpoint=RUN\n",
         ),
         (
             ["text=One, two"],
