@@ -14,5 +14,7 @@ from bsmeta.ready.training import TrainingJob, train_jobs
 def test_a_refused_run_ends_the_build_with_its_message(tmp_path: Path) -> None:
     overrides = {"data_config.csv": str(tmp_path / "missing.jsonl"), "out_dir": str(tmp_path / "a")}
     job = TrainingJob("classifier", "build_classification", tmp_path / "log", overrides)
-    with pytest.raises(UserError, match=r"the training of the classifier was refused:\n.*missing"):
+    with pytest.raises(
+        UserError, match=r"(?s)the training of the classifier was refused:\n.*missing"
+    ):
         train_jobs("building", [job])
