@@ -20,6 +20,10 @@ from bsmeta.core.versions import format_versions
 
 PROGRAMS = {
     "quick": ("bsmeta.quick", "answer for a file of pages: does their metadata help a model?"),
+    "build": (
+        "bsmeta.build",
+        "train ready-made models on the shipped texts: bsmeta build spelling",
+    ),
     "train": ("bsmeta.train", "train a language model with metadata, or the model of another task"),
     "evaluate": ("bsmeta.evaluate", "evaluate trained models on held-out data"),
     "explain": ("bsmeta.explain", "show documents as the model sees them: tokens, masks, loss"),

@@ -3,6 +3,7 @@
 python bsmeta/predict.py checkpoint=runs/leanings input=new.csv output=predicted.csv
 python bsmeta/predict.py checkpoint=runs/leanings input=new.jsonl.gz output=predicted.jsonl
 python bsmeta/predict.py checkpoint=runs/sed_words input=letter.txt
+python bsmeta/predict.py task=spelling text='I recieved your letter.'
 
 The output is written to OUTPUT.part, row by row, and renamed at the end. To
 resume after an interruption, run the same command again.
@@ -10,6 +11,7 @@ resume after an interruption, run the same command again.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +20,9 @@ from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bsmeta.config.building import READY_TASKS
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.positional import quote_text
 from bsmeta.config.predicting import PredictConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError, DataError
@@ -29,6 +33,7 @@ from bsmeta.core.secrets import redact_values
 from bsmeta.core.terminal import write_data
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import Record, flatten_record, read_records
+from bsmeta.ready.models import find_ready_model
 from bsmeta.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -37,10 +42,13 @@ if TYPE_CHECKING:
 RECORD_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 """Suffixes of files of records; an input with any other suffix is read as text."""
 BYTE_ORDER_MARK = "\ufeff"
+MAX_SHOWN_LABELS = 5
+"""Number of labels with the highest probabilities that are shown for a text."""
 
 
 def main(config: PredictConfig) -> int:
-    """Predicts all records, or changes a text; returns the exit code, 75 if a signal ended it."""
+    """Predicts all records, or a text; returns the exit code, 75 if a signal ended it."""
+    config = replace(config, checkpoint=choose_checkpoint(config))
     makes_table = config.output is not None and config.output.endswith(".csv")
     if config.spreadsheet_safe and not makes_table:
         raise ConfigurationError(
@@ -49,8 +57,11 @@ def main(config: PredictConfig) -> int:
             ["spreadsheet_safe"],
         )
 
+    if config.text is not None:
+        predict_text(config, config.text, "text")
+        return 0
     if config.input is not None and not config.input.endswith(RECORD_SUFFIXES):
-        change_text(config)
+        predict_text(config, *read_text(config.input))
         return 0
 
     for name in ("input", "output"):
@@ -60,6 +71,35 @@ def main(config: PredictConfig) -> int:
     output = Path(str(config.output))
     return run_stoppable(
         lambda: predict_records(config, source, output), continuation=f"{output}.part"
+    )
+
+
+def choose_checkpoint(config: PredictConfig) -> str:
+    """Returns the checkpoint of the configuration, or the ready-made model of its task.
+
+    Raises:
+        ConfigurationError: If neither or both are set, there is no such model, or there are two
+            inputs.
+    """
+    if config.text is not None and config.input is not None:
+        raise ConfigurationError(
+            f"input={config.input} and text are both set; expected one of them", ["input", "text"]
+        )
+    if config.checkpoint is not None and config.task is not None:
+        raise ConfigurationError(
+            f"task={config.task} has no effect with checkpoint={config.checkpoint}; expected one "
+            "of them",
+            ["task"],
+        )
+
+    if config.checkpoint is not None:
+        return config.checkpoint
+    if config.task is not None:
+        return str(find_ready_model(config.task))
+    raise ConfigurationError(
+        "checkpoint is not set; expected checkpoint=RUN for a trained model, or "
+        f"task={' or task='.join(READY_TASKS)} for a ready-made one, which `bsmeta build` makes",
+        ["checkpoint"],
     )
 
 
@@ -129,35 +169,91 @@ def _open_predictor(config: PredictConfig) -> Predictor:
     # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.api.models import Predictor, open_model
 
+    assert config.checkpoint is not None  # chosen before
     model = open_model(config.checkpoint, overrides=config.overrides)
     check_program("predict.py", model.task, TASKS)
     assert isinstance(model, Predictor)
     return model
 
 
-def change_text(config: PredictConfig) -> None:
-    """Prints or writes a text with its errors marked or corrected; its white space is kept."""
-    from bsmeta.tasks.spelling.corrections import render_changes
+def predict_text(config: PredictConfig, text: str, name: str) -> None:
+    """Prints or writes a text with its errors marked or corrected, or its prediction.
 
+    Args:
+        name: The name of the text, for a diff.
+
+    Raises:
+        UserError: If the task does not predict such a text, or has no such form of output.
+    """
     output = None if config.output is None else Path(config.output)
     if output is not None and output.exists():
         raise ConfigurationError(f"output={output} exists; delete it, or name another file")
 
     model = _open_predictor(config)
-    if not model.forms:
+    if model.forms:
+        content, form = _render_changes(config, model, text, name)
+    elif config.text is not None:
+        content, form = _render_prediction(config, model, text)
+    else:
         raise ConfigurationError(
             f"input={config.input}: the task of {config.checkpoint} does not change texts; "
-            f"expected records: a file that ends in {', '.join(RECORD_SUFFIXES)}"
+            f"expected records: a file that ends in {', '.join(RECORD_SUFFIXES)}; or one text: "
+            "text=TEXT"
         )
 
-    form = choose_output_form(config, model.forms)
-    text, name = read_text(str(config.input))
-    changes = _find_changes(model, text)
-    content = render_changes(text, changes, form, name, corrects="text" in model.forms)
+    if config.text is not None and not content.endswith("\n"):
+        content += "\n"
     if output is None:
         write_data(content, is_styled=form == "color")
     else:
         _write_output(output, content)
+
+
+def _render_changes(
+    config: PredictConfig, model: Predictor, text: str, name: str
+) -> tuple[str, str]:
+    """Renders a text with its errors marked or corrected; its white space is kept.
+
+    Returns:
+        The rendered text, and its form.
+    """
+    from bsmeta.tasks.spelling.corrections import render_changes
+
+    form = choose_output_form(config, model.forms)
+    changes = _find_changes(model, text)
+    return render_changes(text, changes, form, name, corrects="text" in model.forms), form
+
+
+def _render_prediction(config: PredictConfig, model: Predictor, text: str) -> tuple[str, str]:
+    """Renders the prediction of a text; returns it with its form.
+
+    Raises:
+        ConfigurationError: If `show` asks for changes.
+    """
+    form = "text" if config.show == "auto" else config.show
+    if form not in ("text", "json"):
+        raise ConfigurationError(
+            f"show={form}: the task of {config.checkpoint} does not change texts; expected "
+            "show=text or show=json",
+            ["show"],
+        )
+
+    (result,) = model.predict([text])
+    if form == "json" or "probabilities" not in result:
+        return json.dumps({"text": text, **result}, ensure_ascii=False) + "\n", "json"
+    return format_prediction(result), form
+
+
+def format_prediction(result: Mapping[str, Any]) -> str:
+    """Formats the prediction of a classifier: its labels, then the highest probabilities."""
+    prediction = result["prediction"]
+    labels = [prediction] if isinstance(prediction, str) else prediction
+    lines = [", ".join(labels) or "(no label)"]
+
+    ranked = sorted(result["probabilities"].items(), key=lambda item: item[1], reverse=True)
+    for label, probability in ranked[:MAX_SHOWN_LABELS]:
+        lines.append(f"{probability:>8.1%}  {label}")
+    return "\n".join(lines) + "\n"
 
 
 def _find_changes(model: Predictor, text: str) -> list[Any]:
@@ -231,4 +327,5 @@ def _refuse_same_names(
 
 
 if __name__ == "__main__":
+    sys.argv[1:] = quote_text(sys.argv[1:], "text")
     run_entry_point(main, PredictConfig, "predict")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.analyzing import AnalyzeConfig
+from bsmeta.config.building import BuildConfig
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.copying import PrepareConfig, StageConfig
 from bsmeta.config.downloading import DownloadConfig
@@ -45,6 +46,7 @@ def _list_task_schemas() -> Iterator[tuple[str, type[RunConfig], str]]:
 
 PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/quick.py", QuickConfig, "quick"),
+    ("bsmeta/build.py", BuildConfig, "build"),
     ("bsmeta/train.py", RunConfig, "v2"),
     *_list_task_schemas(),
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),

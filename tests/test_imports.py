@@ -41,6 +41,9 @@ ALLOWED = {
         "quick", "api", "annotate", "studies.config", "studies.power", "tasks", "training",
         "report", "data", "metadata", "config", "core",
     },
+    "ready": {
+        "ready", "api", "tasks.spelling", "report", "config", "core",
+    },
     "api": {
         "api", "tasks", "training", "models", "report", "data", "metadata", "config", "core",
     },

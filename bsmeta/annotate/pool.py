@@ -9,7 +9,6 @@ and it does not report the page on which a worker died.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import multiprocessing
@@ -41,6 +40,7 @@ from bsmeta.annotate.sources import (
     read_items,
 )
 from bsmeta.core.errors import DataError
+from bsmeta.core.signals import kill_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ DIED = "worker_died"
 PAGE_STEP = -1
 """The step that makes the text of a page; step k >= 0 runs annotator k."""
 
-_PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
 _MIN_DEATHS_TO_BLAME = 2  # crashes on one page before the page is blamed
 _MAX_POLL_S = 0.5
 _GC_THRESHOLD = 50_000  # objects allocated before a garbage collection; pages leave no cycles
@@ -361,9 +360,7 @@ def _run_worker(
     connection: Connection, work: Work, status: Status, memory_bytes: int, parent: int
 ) -> None:
     """Runs the main loop of a worker process."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        return  # the parent exited before the call of prctl
+    kill_with_parent(parent)
 
     # Terminals and schedulers signal every process of a job; only the parent reacts.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

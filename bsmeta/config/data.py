@@ -135,7 +135,8 @@ class DataConfig:
     checkpoint's; warn: log the differences and continue"""
     cache_dir: str | None = key(None, is_path=True)
     """folder of the caches: access points and samples of shards, hashes of held-out documents, data
-    from the Hub and from buckets; null: bsmeta in the user's cache folder"""
+    from the Hub and from buckets; null: $BSMETA_CACHE, or bsmeta in the user's cache
+    folder"""
     hub_cache_gb: float = key(20.0, at_least=0)
     """size limit in GB of the cache of shards from the Hub and from buckets, shared by all
     processes (0: no cache)"""

@@ -164,8 +164,10 @@ class ModelCardConfig:
     """owner/name on the Hub of further training data; data sets of hf:// files are added"""
     language: list[str] = key([])
     """ISO 639 codes of the languages of the training data: en, …"""
+    sources: list[str] = key([])
+    """texts and word lists that the model learns from, each with its license"""
     describes: Any = key(None)
-    """the training data that these three describe (a value of data_config.train_file,
+    """the training data that these four describe (a value of data_config.train_file,
     data_config.csv or datasets); a run on other data omits them; null: any data"""
 
 

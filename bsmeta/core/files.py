@@ -116,6 +116,18 @@ def find_name_fault(name: str) -> str | None:
     return None
 
 
+def locate_user_cache() -> Path:
+    """Returns the path of the user's cache folder, which need not exist.
+
+    It is `$BSMETA_CACHE`, or else `bsmeta` in the cache folder of the XDG Base Directory
+    Specification.
+    """
+    folder = os.environ.get("BSMETA_CACHE")
+    if folder:
+        return Path(folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bsmeta"
+
+
 def refuse_undecodable(paths: Iterable[object], key: str) -> None:
     """Refuses paths that are not in UTF-8, because they cannot be written to records and logs.
 

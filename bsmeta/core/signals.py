@@ -45,6 +45,17 @@ def restore_signals() -> None:
     release_signals()
 
 
+def kill_with_parent(parent: int) -> None:
+    """Makes the kernel kill this process when its parent ends, even if the parent is killed.
+
+    Args:
+        parent: The process id of the parent, which may have ended already.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @contextmanager
 def reset_signals_of_children() -> Iterator[None]:
     """Makes processes that are forked in the block handle signals by default.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.positional import name_positional
 from bsmeta.core.process import run_stoppable
-from bsmeta.quick.arguments import name_pages
 from bsmeta.quick.config import QuickConfig
 
 
@@ -18,5 +18,5 @@ def main(config: QuickConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = name_pages(sys.argv[1:])
+    sys.argv[1:] = name_positional(sys.argv[1:], "pages")
     run_entry_point(main, QuickConfig, "quick")

@@ -72,6 +72,14 @@ def describes_training_data(config: RunConfig) -> bool:
     return described is None or described == attrgetter(config.training_data_key)(config)
 
 
+def list_sources(config: RunConfig) -> list[str]:
+    """Lists the texts and word lists that the model learns from, each with its license.
+
+    None are listed if they are those of other data than the run trains on.
+    """
+    return config.model_card.sources if describes_training_data(config) else []
+
+
 def name_model(config: RunConfig) -> str:
     """Returns the name of the model's repository, or without one the name of its run folder."""
     return config.push_to_hub or Path(config.out_dir).name
@@ -108,6 +116,7 @@ def write_task_card(
         metrics={escape_inline(name): f"{value:.4f}" for name, value in results.items()},
         facts={name: escape_inline(value) for name, value in _list_facts(config).items()},
         command=describe_training_command(sys.argv),
+        sources=list_sources(config),
     )
     text = redact(card.rstrip("\n")) + "\n"
     (folder / README).write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -25,6 +25,7 @@ QUICK = "max_train_steps=6 batch_size=2 hidden_size=32 num_layers=1 max_held_out
 STEPS = {"200": "2", "400": "4", "=40": "=2", "=80": "=2", "save_steps=0": "save_steps=2"}
 SHORTER = {"docs/schedules.md": STEPS}
 TRAINS = re.compile(r"train\.py|train\.sh|several_machines\.sh|bsmeta train|bsmeta\.train|prepare ")
+BUILDS = re.compile(r"bsmeta/build\.py|bsmeta build")
 ANSWERS = re.compile(r"bsmeta/quick\.py|bsmeta quick")
 NAMED = re.compile(r"(?:--config-name |BSMETA_CONFIG=)(\w+)")
 UNCHANGED = re.compile(r"BSMETA_RESUME|check_only|prep_only|--dry-run")
@@ -45,5 +46,7 @@ def shorten(code: str, page: str, folder: Path) -> str:
                 command = command.replace(old, new)
         if ANSWERS.search(command):
             command = f"{command} {QUICK}"
+        if BUILDS.search(command):
+            command = f"{command} max_texts=600"
         lines.append(command)
     return "\n".join(lines)

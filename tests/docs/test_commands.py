@@ -56,7 +56,8 @@ def folder(demo: Path, tmp_path: Path) -> Path:
 def run(code: str, folder: Path) -> None:
     """Runs shell code in a folder, and fails with its output."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    cache = str(folder / "cache")
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "BSMETA_CACHE": cache}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", code],
         cwd=folder, env=environment, capture_output=True, text=True, check=False,

@@ -15,7 +15,7 @@ from bsmeta.config.compose import compose_command_line
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.model_card import describes_training_data, make_front_matter, write_task_card
-from bsmeta.tasks.spelling.config import SecConfig
+from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig
 
 TASK_FILES = sorted((Path(__file__).resolve().parents[2] / "bsmeta" / "tasks").rglob("*.py"))
 
@@ -46,6 +46,27 @@ def test_the_license_of_the_sample_is_not_used_for_other_data(
     config = compose_command_line(CausalLMConfig, "demo", overrides)
     assert read_front_matter(config).get("license") == license_
     assert describes_training_data(config) == (license_ is not None or "data=c4_en" in overrides)
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"), [(SecConfig, "demo_spelling"), (SedWordsConfig, "demo_spelling_words")]
+)
+def test_the_cards_of_the_spelling_demo_name_its_sources(
+    schema: type[RunConfig], name: str, tmp_path: Path
+) -> None:
+    usage = {"pipeline_tag": "token-classification", "about": "Corrects.", "prediction": "text=a"}
+    write_task_card(compose_command_line(schema, name), tmp_path, **usage)
+    _, _, sources = (tmp_path / "README.md").read_text().partition("## Sources\n")
+    assert sources.splitlines()[3:] == [
+        "- the shipped pages: documentation of Python (PSF-2.0), PostgreSQL (PostgreSQL License), "
+        "Boost (BSL-1.0), pandas and SciPy (BSD-3-Clause)",
+        "- misspellings of codespell (dictionary.txt: CC BY-SA 3.0)",
+        "- words and word pairs of symspellpy (MIT)",
+        "- word frequencies of wordfreq (data: CC BY-SA 4.0)",
+    ]
+    other = compose_command_line(schema, name, ["datasets=[mine.txt]"])
+    write_task_card(other, tmp_path, **usage)
+    assert "Sources" not in (tmp_path / "README.md").read_text()
 
 
 def test_results_are_in_the_model_index() -> None:

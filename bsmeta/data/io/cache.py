@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from bsmeta.core.files import replace_atomically, sync_to_disk
+from bsmeta.core.files import locate_user_cache, replace_atomically, sync_to_disk
 from bsmeta.core.progress import hold_lock
 from bsmeta.data.io.file_ref import FileRef
 
@@ -34,12 +34,11 @@ class Cache:
     """A folder of cached results.
 
     Args:
-        folder: Path of the folder; None is `bsmeta` in the user's cache folder.
+        folder: Path of the folder; None is the user's cache folder.
     """
 
     def __init__(self, folder: str | None = None) -> None:
-        user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self.folder = Path(folder) if folder else Path(user_cache) / "bsmeta"
+        self.folder = Path(folder) if folder else locate_user_cache()
 
     def load(self, path: str | FileRef, kind: str) -> Arrays | None:
         """Loads a result for a file's current content; None if it is not cached.

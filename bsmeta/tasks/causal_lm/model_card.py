@@ -40,6 +40,7 @@ from bsmeta.tasks.model_card import (
     escape_inline,
     format_code_block,
     format_table,
+    list_sources,
     make_front_matter,
     name_model,
     shorten_to_public_name,
@@ -106,6 +107,7 @@ def render_model_card(
         metrics={METRICS[name].description: f"{value:.4f}" for name, value in results.items()},
         training=_describe_training(config, step),
         command=describe_training_command(command),
+        sources=list_sources(config),
     )
     return redact(card.rstrip("\n")) + "\n"
 

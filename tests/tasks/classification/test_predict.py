@@ -58,6 +58,33 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
+def test_a_text_on_the_command_line_is_predicted(launch: Launch, run: Path, tmp_path: Path) -> None:
+    done = launch(PREDICT, f"checkpoint={run}", "text=stop signs, today [1]", "show=json")
+    result = json.loads(done.stdout)
+    assert result["text"] == "stop signs, today [1]"
+
+    done = launch(PREDICT, f"checkpoint={run}", "text=stop signs, today [1]")
+    label, *lines = done.stdout.splitlines()
+    assert label == result["prediction"]
+    assert sorted(line.split()[1] for line in lines) == ["left", "neutral", "right"]
+    done = launch(PREDICT, f"checkpoint={run}", "text=signs", "show=diff", check=False)
+    assert done.returncode == 2
+    assert "does not change texts; expected show=text or show=json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("prediction", "first_line"), [("left", "left"), (["left", "a"], "left, a"), ([], "(no label)")]
+)
+def test_the_five_highest_probabilities_are_shown(
+    prediction: str | list[str], first_line: str
+) -> None:
+    probabilities = {"a": 0.02, "left": 0.9, "b": 0.03, "c": 0.01, "d": 0.035, "e": 0.005}
+    text = predict.format_prediction({"prediction": prediction, "probabilities": probabilities})
+    assert text == (
+        f"{first_line}\n   90.0%  left\n    3.5%  d\n    3.0%  b\n    2.0%  a\n    1.0%  c\n"
+    )
+
+
 def test_predicts_csv_and_json_lines_alike(launch: Launch, run: Path, tmp_path: Path) -> None:
     rows = [["7", "stop signs " * 20, "left"], ["8", 'two\nlines, "quoted"', ""], ["9", "!", "x"]]
     table = write_csv(tmp_path / "new.csv", rows, ["id", "text", "label"])

@@ -1,0 +1,1 @@
+"""Ready-made models: trained once on the shipped texts, and kept in the user's cache folder."""

@@ -1,0 +1,61 @@
+"""Finds the ready-made models in the user's cache folder.
+
+Each build has a folder of its own, named after its target and the version of its format. It appears
+by a single rename once all of its models are trained, so it is always complete.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bsmeta.config.building import READY_TASKS
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import locate_user_cache
+
+FORMAT = 1
+"""Version of all builds; increment it when this package trains them otherwise, or cannot read the
+earlier ones."""
+
+
+def locate_build(target: str) -> Path:
+    """Returns the path of the folder with the models of a target, which need not exist."""
+    return locate_user_cache() / "ready" / f"{target}-v{FORMAT}"
+
+
+def list_other_formats(target: str) -> list[Path]:
+    """Lists the builds of a target in other formats."""
+    folder = locate_build(target)
+    return [path for path in sorted(folder.parent.glob(f"{target}-v*")) if _is_other(path, folder)]
+
+
+def find_ready_model(task: str) -> Path:
+    """Returns the run folder of the ready-made model of a task.
+
+    Args:
+        task: One of `READY_TASKS`.
+
+    Raises:
+        ConfigurationError: If the model is not built, or was built in another format.
+    """
+    target = READY_TASKS[task]
+    folder = locate_build(target)
+    if folder.is_dir():
+        return folder / task
+
+    state = f"its model is not built yet (there is no {folder})"
+    other_formats = list_other_formats(target)
+    if other_formats:
+        state = (
+            f"{other_formats[-1]} was built by another version of bsmeta, in another format (this "
+            f"version reads v{FORMAT})"
+        )
+    raise ConfigurationError(
+        f"task={task}: {state}; `bsmeta build {target}` builds it from the shipped texts, in a few "
+        "minutes; or name a trained model: checkpoint=RUN",
+        ["task"],
+    )
+
+
+def _is_other(path: Path, folder: Path) -> bool:
+    """Whether a path is a finished build in another format than that of `folder`."""
+    return path.is_dir() and path != folder and path.suffix == ""
