@@ -37,6 +37,8 @@ def make_front_matter(
     tags: Sequence[str] = (),
     results: Mapping[str, float] | None = None,
     held_out: str = "held-out data",
+    split: str = "validation",
+    is_pretrained: bool = True,
 ) -> str:
     """Returns the YAML of the front matter for the Hub, without its `---` delimiters.
 
@@ -49,6 +51,8 @@ def make_front_matter(
         tags: Tags of the task, in addition to `bsmeta`.
         results: Metrics by name, for the `model-index`.
         held_out: The name of the data on which the metrics were measured.
+        split: The name of its split.
+        is_pretrained: Whether the model has weights of `model_name`.
     """
     card = config.model_card if describes_training_data(config) else type(config.model_card)()
     names = list(dict.fromkeys([*card.datasets, *datasets]))
@@ -57,11 +61,11 @@ def make_front_matter(
         license=card.license or None,  # type: ignore[arg-type]  # the Hub accepts a list
         library_name=library,
         pipeline_tag=pipeline_tag,
-        base_model=_name_base_model(config),
+        base_model=_name_base_model(config) if is_pretrained else None,
         datasets=names or None,
         tags=["bsmeta", *tags],
         model_name=name_model(config),
-        eval_results=_make_results(pipeline_tag, results or {}, held_out),
+        eval_results=_make_results(pipeline_tag, results or {}, held_out, split),
     )
     return data.to_yaml() + "\n"
 
@@ -86,7 +90,13 @@ def name_model(config: RunConfig) -> str:
 
 
 def write_task_card(
-    config: RunConfig, folder: Path, *, pipeline_tag: str, about: str, prediction: str
+    config: RunConfig,
+    folder: Path,
+    *,
+    pipeline_tag: str,
+    about: str,
+    prediction: str,
+    is_pretrained: bool = True,
 ) -> None:
     """Writes the model card for any task but language modeling.
 
@@ -95,8 +105,10 @@ def write_task_card(
         pipeline_tag: The Hub's name of the task.
         about: A sentence about the model.
         prediction: The arguments of `bsmeta predict`, other than the checkpoint.
+        is_pretrained: Whether the model has weights of `model_name`.
     """
     event = read_last_events(Path(config.out_dir) / METRICS).get("eval", {})
+    split = str(event.get("split", "validation"))
     results = {
         name: float(event[name])
         for name in list_card_metrics(config)
@@ -107,12 +119,15 @@ def write_task_card(
         TEMPLATE, inline=escape_inline, fenced=format_code_block, cells=format_table
     )
     card = template.render(
-        front_matter=make_front_matter(config, pipeline_tag, results=results),
+        front_matter=make_front_matter(
+            config, pipeline_tag, results=results, split=split, is_pretrained=is_pretrained
+        ),
         name=name_model(config),
         repository=config.push_to_hub,
         about=about,
         prediction=f"bsmeta predict checkpoint=model {prediction}",
         step=event.get("step"),
+        split=split,
         metrics={escape_inline(name): f"{value:.4f}" for name, value in results.items()},
         facts={name: escape_inline(value) for name, value in _list_facts(config).items()},
         command=describe_training_command(sys.argv),
@@ -179,7 +194,7 @@ def _name_base_model(config: RunConfig) -> str | None:
 
 
 def _make_results(
-    pipeline_tag: str, results: Mapping[str, float], held_out: str
+    pipeline_tag: str, results: Mapping[str, float], held_out: str, split: str
 ) -> list[EvalResult] | None:
     """Returns the metrics as entries of the `model-index`; None without metrics."""
     if not results:
@@ -189,7 +204,7 @@ def _make_results(
             task_type=pipeline_tag,
             dataset_type=re.sub(r"[^\w.-]+", "-", held_out),
             dataset_name=held_out,
-            dataset_split="validation",
+            dataset_split=split,
             metric_type=re.sub(r"\W+", "_", name),
             metric_name=name,
             metric_value=value,

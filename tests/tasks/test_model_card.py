@@ -130,6 +130,33 @@ def test_the_card_of_a_classifier_has_its_results_and_usage(tmp_path: Path) -> N
     assert "<b>" not in card
 
 
+@pytest.mark.parametrize("is_pretrained", [False, True])
+def test_the_card_names_the_split_of_its_results_and_only_a_model_that_was_used(
+    tmp_path: Path, is_pretrained: bool
+) -> None:
+    config = compose_command_line(
+        ClassificationConfig,
+        "demo_classification",
+        [f"out_dir={tmp_path}", "model_name=me/base", "model_config_file=null"],
+    )
+    event = {"event": "eval", "step": 0, "split": "test", "accuracy": 0.75}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(event) + "\n")
+    write_task_card(
+        config,
+        tmp_path,
+        pipeline_tag="text-classification",
+        about="A classifier.",
+        prediction="text=a",
+        is_pretrained=is_pretrained,
+    )
+
+    card = (tmp_path / "README.md").read_text()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert front.get("base_model") == ("me/base" if is_pretrained else None)
+    assert front["model-index"][0]["results"][0]["dataset"]["split"] == "test"
+    assert "The last evaluation of the run, at step 0, on the test data:" in card
+
+
 def test_the_card_of_a_run_without_evaluation_has_no_results(tmp_path: Path) -> None:
     config = compose_command_line(
         SecConfig, "sec", [f"out_dir={tmp_path}", "datasets=[/data/a.txt,b.txt]"]

@@ -401,6 +401,7 @@ class TextClassifier(Task):
             pipeline_tag="text-classification",
             about=self._describe_model(labels),
             prediction="input=texts.csv output=predicted.csv",
+            is_pretrained=LINEAR not in (self.config.method, self._chosen),
         )
 
     def _describe_model(self, labels: str) -> str:
