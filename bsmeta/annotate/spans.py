@@ -120,7 +120,7 @@ class Spelling(_ModelAnnotator):
     """
 
     name = "spelling"
-    version = 3
+    version = 4
     columns = ("metadata_spelling",)
     key = "spelling_model"
     use = "flag_words"

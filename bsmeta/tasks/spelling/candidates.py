@@ -373,17 +373,18 @@ class Candidates:
     def _may_replace(self, core: str, other: str) -> bool:
         """Returns whether a folded word may replace a word with unusual characters.
 
-        These words are mostly names. If the words of the lexicon have no accents, a word with
-        accents may only lose or change them, if it is in lower case. The edits of a word with inner
-        capitals must remove these, or move one to its start; a word of four letters may have one
-        edit more.
+        These words are mostly names. If few words of the lexicon have accents, a known word with
+        accents is never replaced (`naïve`), and an unknown one may only lose or change them, if it
+        is in lower case. The edits of a word with inner capitals must remove these, or move one to
+        its start; a word of four letters may have one edit more.
         """
         if core.isascii() and core[1:].islower():
             return True
 
         key = fold_word(core)
         if self._has_few_accents and not key.isascii():
-            return core.islower() and remove_accents(other) == remove_accents(key)
+            is_unknown = self._lexicon.find_number(key) < 0
+            return is_unknown and core.islower() and remove_accents(other) == remove_accents(key)
 
         if has_inner_capital(core) and not core.isupper():
             inner = _lower_inner_word(core)
@@ -420,7 +421,13 @@ class Candidates:
         return MAX_NEAR_OF_LISTED if is_listed else MAX_NEAR
 
     def _find_splits(self, key: str) -> list[tuple[str, str]]:
-        """Returns the likeliest two words that make up a word, if they are likely enough."""
+        """Returns the likeliest two words that make up a word, if they are likely enough.
+
+        If few words of the lexicon have accents, a word with accents is not divided.
+        """
+        if self._has_few_accents and not key.isascii():
+            return []
+
         lowest_log = max(-24.0, self.compute_log_frequency(key) - SPLIT_COST)
 
         # An unknown word is below `lowest_log`. So both words are at most as long as the longest

@@ -65,6 +65,7 @@ def test_words_that_are_written_as_one_are_separated() -> None:
     assert "The cat" in texts_of("Thecat")
 
 
+LETTERS = "abcdefghijk"
 WORDS_WITH_ACCENTS = ["the cafe find fond found resume house Gomez McDonald Dewitt cat mat"] * 4
 
 
@@ -74,13 +75,33 @@ def list_candidates(word: str, texts: list[str] = WORDS_WITH_ACCENTS) -> list[st
     return form.texts[2:]
 
 
+# One of more than a hundred words has an accent, as in English.
+ENGLISH = [
+    *WORDS_WITH_ACCENTS,
+    *["café " + " ".join(f"filler{first}{second}" for first in LETTERS for second in LETTERS)] * 2,
+]
+GERMAN = ["der große Hof und die Straße über der Größe"] * 4
+
+
 def test_words_with_foreign_letters_only_lose_accents() -> None:
     assert list_candidates("fóund") == ["Fóund", "found", "Found"]
     assert "Gomez" in list_candidates("gómez")
     assert list_candidates("Gómez") == []  # mostly a name
     assert "found" not in list_candidates("fónd")  # another edit
-    german = ["der große Hof und die Straße über der Größe"] * 4
-    assert "größe" in list_candidates("grösse", german)  # its words have accents
+    assert "größe" in list_candidates("grösse", GERMAN)  # its words have accents
+
+
+def test_known_words_with_foreign_letters_have_no_candidates_in_english() -> None:
+    assert list_candidates("café", ENGLISH) == []
+    assert {"cafe", "café"} <= {*list_candidates("cáfe", ENGLISH)}
+    assert "Straße" in list_candidates("Strasse", GERMAN)
+    assert "große" in list_candidates("größe", GERMAN)
+
+
+def test_words_with_foreign_letters_are_not_divided_in_english() -> None:
+    assert "house mat" in list_candidates("housemat", ENGLISH)
+    assert "café house" not in list_candidates("caféhouse", ENGLISH)
+    assert "große straße" in list_candidates("großestraße", GERMAN)
 
 
 def test_words_with_inner_capitals_only_lose_them() -> None:
