@@ -92,7 +92,7 @@ def train(run: CheckedRun) -> int:
     # Accelerate takes seconds to import, so an invalid configuration is refused first.
     with record_refusal(out_dir):
         task = run.entry.make(run.config)
-        if read_rank() == 0:
+        if read_rank() == 0 and task.shape_needs_no_data:
             from bsmeta.training.estimate import print_memory
 
             print_memory(run, task)
