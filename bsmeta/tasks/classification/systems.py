@@ -43,7 +43,6 @@ from bsmeta.tasks.classification.classifier import (
     make_vectorizer,
 )
 from bsmeta.tasks.classification.config import (
-    AUTO,
     COMBINED,
     FITTED,
     FROZEN,
@@ -180,13 +179,13 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
 
 
 def explain_skipped_encoder(config: ClassificationConfig, chunks: int) -> str | None:
-    """Explains why `method=auto` does not try the encoder; None if it does.
+    """Explains why a run with `method=auto` does not try the encoder; None if it does.
 
     Args:
         chunks: Number of training chunks.
     """
     limit = config.auto_cpu_chunks
-    if config.method != AUTO or config.estimate or limit == 0 or chunks <= limit:
+    if config.estimate or limit == 0 or chunks <= limit:
         return None
     if choose_device().type != "cpu":
         return None

@@ -161,9 +161,11 @@ class TextClassifier(Task):
         """Loads a fitted system, on the untouched encoder if it needs one."""
         systems = self.fit_systems()
         if method not in systems.predicted:
+            fix = "method=fine_tune head_start=random"
+            if self._skip_reason is not None:
+                fix = "auto_cpu_chunks=0, with which the other systems are tried"
             raise ConfigurationError(
-                f"method={method}: {'; '.join(systems.notes)}; expected method=fine_tune "
-                "head_start=random"
+                f"method={self.config.method}: {'; '.join(systems.notes)}; expected {fix}"
             )
         if method == LINEAR:
             return systems.load(method, None)

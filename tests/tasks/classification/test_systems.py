@@ -163,7 +163,6 @@ def test_auto_tries_no_encoder_on_a_table_that_is_large_for_a_cpu(
         ({"auto_cpu_chunks": 100}, False),
         ({"auto_cpu_chunks": 99}, True),
         ({"auto_cpu_chunks": 0}, False),
-        ({"auto_cpu_chunks": 99, "method": "fine_tune"}, False),
         ({"auto_cpu_chunks": 99, "estimate": True}, False),
     ],
 )
