@@ -38,7 +38,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 IMPORTS = """
 import matplotlib.backends.backend_agg, matplotlib.backends.backend_svg, matplotlib.figure
 import sklearn.feature_extraction.text, sklearn.model_selection, sklearn.svm
-import torch, torch.utils.tensorboard
+import torch
 from transformers import AutoTokenizer
 import bsmeta.train, bsmeta.tasks.classification.task, bsmeta.training.run
 """
