@@ -94,7 +94,7 @@ def train(run: CheckedRun) -> int:
     with record_refusal(out_dir):
         check_failed_starts(out_dir, run.launch, run.config.max_failed_starts)
         task = run.entry.make(run.config)
-        if read_rank() == 0:
+        if read_rank() == 0 and task.shape_needs_no_data:
             from bsmeta.training.estimate import print_memory
 
             print_memory(run, task)

@@ -50,7 +50,6 @@ from accelerate.utils import (
     patch_environment,
 )
 from filelock import FileLock
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.cpp_extension import get_default_build_root
 
 from bsmeta.config.machine_checks import find_precision_problems
@@ -340,6 +339,8 @@ def _make_fsdp_plugin(mixed_precision: str, reshards: bool) -> FullyShardedDataP
 
     Accelerate would read missing options from the environment.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy  # slow; only needed under FSDP2
+
     half_dtype = {"no": None, "bf16": torch.bfloat16}[mixed_precision]
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,

@@ -1,7 +1,8 @@
 """The interface of the engines, which wrap the model, step the optimizer and save both.
 
 Engines differ in how they clip and step, and in how they save weights and optimizer: plain torch
-(`engine_plain`), FSDP2 (`fsdp`) and DeepSpeed (`engine_deepspeed`); `engines` chooses.
+(`engine_plain`), FSDP2 (`fsdp`) and DeepSpeed (`engine_deepspeed`); `engines` chooses. A fitted
+model takes no steps (`engine_fixed`).
 """
 
 from __future__ import annotations
@@ -54,10 +55,19 @@ class Engine(ABC):
     scales_loss: bool
     holds_all_weights: bool = True
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any | None) -> None:
+        """Prepares model and optimizer; without an optimizer, the model is only moved."""
         self.accelerator = accelerator
         self.name = name_engine(accelerator)
         self.model: Any
+        self.optimizer: Any
+        if optimizer is None:
+            # `prepare` would import torch's compiler and DeepSpeed, which takes seconds.
+            self.model = model.to(accelerator.device)
+            self.optimizer = None
+            self.unwrapped_model = model
+            return
+
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         # The first call imports DeepSpeed; a save, perhaps in a hurry, should not wait for this.
         self.unwrapped_model = accelerator.unwrap_model(self.model)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import format_bytes
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.training.checkpoint import name_damaged_file
@@ -21,7 +21,8 @@ from bsmeta.training.engine import Engine, Snapshot
 from bsmeta.training.optimization import keep_settings
 from bsmeta.training.processes import ALONE
 
-_PLAIN_FILE = "torch.pt"
+STATE_FILE = "torch.pt"
+"""File in the folder of the state."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +124,14 @@ class PlainEngine(Engine):
         return Snapshot(ALONE, partial(write_state, copy), lambda _: copy["model"])
 
     def load(self, folder: Path) -> None:
-        with name_damaged_file(folder / _PLAIN_FILE):
-            with report_opaque_work():
-                state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
+        with name_damaged_file(folder / STATE_FILE):
+            state = read_state(folder)
             self.unwrapped_model.load_state_dict(state["model"])
+            if state["optimizer"] is None:
+                raise ConfigurationError(
+                    f"{folder.parent} was saved by a run without training steps, and this run "
+                    "trains; expected the settings of that run, or a new run in another out_dir"
+                )
             with keep_settings(self.optimizer):
                 self.optimizer.load_state_dict(state["optimizer"])
             if self.accelerator.scaler is not None and state["scaler"] is not None:
@@ -151,6 +156,8 @@ def _fix_ddp_buckets(model: DistributedDataParallel) -> None:
 
 def count_storage_bytes(state: Any) -> int:
     """Returns the bytes of this rank's tensors in a nested state; shared memory counts once."""
+    from torch.distributed.tensor import DTensor  # slow; only needed if a copy is made
+
     bytes_by_address: dict[int, int] = {}
     for leaf in tree_leaves(state):
         if isinstance(leaf, torch.Tensor):
@@ -164,4 +171,12 @@ def write_state(state: dict[str, Any], folder: Path) -> None:
     """Writes the result of `PlainEngine.collect_state`, or a copy of it, into a new folder."""
     folder.mkdir()
     with report_opaque_work():
-        torch.save(state, folder / _PLAIN_FILE)
+        torch.save(state, folder / STATE_FILE)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Reads the state that `write_state` has written."""
+    file = folder / STATE_FILE
+    with report_opaque_work():
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return state

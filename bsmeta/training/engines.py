@@ -1,4 +1,4 @@
-"""The choice of the engine: plain torch (also data parallel), FSDP2, or DeepSpeed."""
+"""The choice of the engine: plain torch (also data parallel), FSDP2, DeepSpeed, or no training."""
 
 from __future__ import annotations
 
@@ -6,15 +6,33 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from bsmeta.training.engine import Engine
+from bsmeta.training.engine import PLAIN, Engine, name_engine
 from bsmeta.training.engine_deepspeed import DeepSpeedEngine
+from bsmeta.training.engine_fixed import FixedEngine
 from bsmeta.training.engine_plain import PlainEngine
 
 
+def needs_optimizer(accelerator: Accelerator, steps_per_epoch: int | None) -> bool:
+    """Returns whether the engine of this launch needs an optimizer.
+
+    DeepSpeed and FSDP2 always do; plain torch does not if the run takes no steps.
+
+    Args:
+        steps_per_epoch: See `Task.steps_per_epoch`.
+    """
+    return steps_per_epoch != 0 or name_engine(accelerator) != PLAIN
+
+
 def make_engine(
-    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer
+    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> Engine:
-    """Creates the engine of this launch, which wraps or shards model and optimizer."""
+    """Creates the engine of this launch, which wraps or shards model and optimizer.
+
+    Args:
+        optimizer: None if the engine needs none.
+    """
+    if optimizer is None:
+        return FixedEngine(accelerator, model)
     if accelerator.state.deepspeed_plugin is not None:
         return DeepSpeedEngine(accelerator, model, optimizer)
     if accelerator.is_fsdp2:

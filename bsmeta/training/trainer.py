@@ -32,7 +32,7 @@ from bsmeta.training.checkpoint import (
 )
 from bsmeta.training.corruption import CorruptionCheck
 from bsmeta.training.distributed import GarbageCollection
-from bsmeta.training.engines import make_engine
+from bsmeta.training.engines import make_engine, needs_optimizer
 from bsmeta.training.guards import Guards
 from bsmeta.training.metrics import (
     TRACKERS_FILE,
@@ -117,7 +117,9 @@ class Trainer:
         )
 
         rank = self.processes.rank
-        optimizer = build_optimizer(model, config, task.rate_scale)
+        optimizer = None
+        if needs_optimizer(accelerator, task.steps_per_epoch(self.processes.size)):
+            optimizer = build_optimizer(model, config, task.rate_scale)
         self.engine = make_engine(accelerator, model, optimizer)
         torch.manual_seed(config.seed + 1 + rank)  # different dropout on every rank
 

@@ -34,14 +34,13 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# The modules that a run with method=linear loads; torch's optimizers load torch._dynamo.
+# The modules that a run with method=linear loads.
 IMPORTS = """
 import matplotlib.backends.backend_agg, matplotlib.backends.backend_svg, matplotlib.figure
 import sklearn.feature_extraction.text, sklearn.model_selection, sklearn.svm
-import torch, torch._dynamo, deepspeed
+import torch
 from transformers import AutoTokenizer
 import bsmeta.train, bsmeta.tasks.classification.task, bsmeta.training.run
-import bsmeta.training.estimate
 """
 
 FIT = """

@@ -115,6 +115,9 @@ class ClassificationConfig(PretrainedConfig):
     vectors of the encoder as it is; combined: an SVM on both; fine_tune: train the encoder; auto:
     all of them, and export the simplest within one standard error of the best by keep_best_by (by
     macro_f1 if keep_best_by is no score of texts) on the validation split"""
+    auto_cpu_chunks: int = key(50_000, at_least=0)
+    """on a CPU, number of training chunks above which method=auto exports linear and tries no
+    encoder (0: no limit)"""
     pooling: str = key("mean", choices=(*POOLINGS, HEAD))
     """reduction of the vectors of a row's tokens to one: mean, maximum, or the first (cls) or last
     token; head: the head of AutoModelForSequenceClassification, with method=fine_tune only"""

@@ -188,6 +188,8 @@ def describe_choice(choice: Choice) -> str:
     score = METRICS[choice.metric]
     name = METHOD_NAMES[chosen.name]
     value = f"{score.label} {score.format(chosen.scores[choice.metric].value)}"
+    if len(choice.systems) == 1:
+        return f"It is the {name}, the only system of this run ({value} on the validation split)."
     if chosen is not best:
         return (
             f"It is the {name} ({value} on the validation split), which is simpler than the best "

@@ -160,15 +160,14 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
         if _has_key(folder, key):
             return Systems(folder)
 
-        needs_only_words = {*methods} == {LINEAR}
-        if not needs_only_words and not len(examples.list_sources("validation")):
+        if config.method != LINEAR and not len(examples.list_sources("validation")):
             raise DataError(
                 f"method={config.method}: the table has no validation split to choose on; "
                 "expected some rows of validation, or method=linear, or method=fine_tune "
                 "head_start=random"
             )
 
-        encoder = None if needs_only_words else task.build_untouched_encoder()
+        encoder = None if {*methods} == {LINEAR} else task.build_untouched_encoder()
         with report_opaque_work():
             train, validation = _read_splits(task, encoder)
             fitting = Fitting(
@@ -177,6 +176,24 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
             fitting.fit(methods)
         _write_systems(folder, key, fitting)
     return Systems(folder)
+
+
+def explain_skipped_encoder(config: ClassificationConfig, chunks: int) -> str | None:
+    """Explains why a run with `method=auto` does not try the encoder; None if it does.
+
+    Args:
+        chunks: Number of training chunks.
+    """
+    limit = config.auto_cpu_chunks
+    if config.estimate or limit == 0 or chunks <= limit:
+        return None
+    if choose_device().type != "cpu":
+        return None
+    return (
+        f"method=auto tried no encoder, which is slow on a CPU: there are {chunks:,} training "
+        f"chunks, more than auto_cpu_chunks={limit:,}; to compare all systems, train on a GPU, or "
+        "set auto_cpu_chunks=0"
+    )
 
 
 def choose_metric(config: ClassificationConfig, *, has_several: bool = False) -> str:

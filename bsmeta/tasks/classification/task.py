@@ -6,7 +6,8 @@ model.
 
 A method without training steps is fitted when the model is built, and its run makes no steps. Under
 `method=auto`, all such systems are fitted first, then the encoder is trained, and `finish` chooses
-one of them on the validation split.
+one of them on the validation split. On a CPU, a large table gets only the system of
+`method=linear`.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ from bsmeta.tasks.classification.systems import (
     Systems,
     choose_metric,
     choose_system,
+    explain_skipped_encoder,
     open_systems,
 )
 from bsmeta.tasks.classification.thresholds import choose_thresholds, predict_across_folds
@@ -118,10 +120,26 @@ class TextClassifier(Task):
         """The weight of each label in the loss."""
         return compute_weights(self.config, self.examples)
 
+    @cached_property
+    def _skip_reason(self) -> str | None:
+        """Why `method=auto` does not try the encoder; None if it does."""
+        if self.config.method != AUTO:
+            return None
+        chunks = len(self.examples.list_chunks("train"))
+        reason = explain_skipped_encoder(self.config, chunks)
+        if reason is not None:
+            logger.warning("%s", reason)
+        return reason
+
+    @property
+    def _method(self) -> str:
+        """The method of this run: `config.method`, or linear if the encoder is skipped."""
+        return self.config.method if self._skip_reason is None else LINEAR
+
     def fit_systems(self) -> Systems:
         """Returns the fitted systems that the method needs; fits them on the first call."""
         if self._systems is None:
-            method = self.config.method
+            method = self._method
             methods: tuple[str, ...]
             if method == AUTO:
                 methods = FITTED
@@ -143,9 +161,11 @@ class TextClassifier(Task):
         """Loads a fitted system, on the untouched encoder if it needs one."""
         systems = self.fit_systems()
         if method not in systems.predicted:
+            fix = "method=fine_tune head_start=random"
+            if self._skip_reason is not None:
+                fix = "auto_cpu_chunks=0, with which the other systems are tried"
             raise ConfigurationError(
-                f"method={method}: {'; '.join(systems.notes)}; expected method=fine_tune "
-                "head_start=random"
+                f"method={self.config.method}: {'; '.join(systems.notes)}; expected {fix}"
             )
         if method == LINEAR:
             return systems.load(method, None)
@@ -153,8 +173,9 @@ class TextClassifier(Task):
 
     def build_model(self) -> nn.Module:
         config = self.config
-        if config.method in FITTED:
-            model = self._load_system(config.method).train()
+        method = self._method
+        if method in FITTED:
+            model = self._load_system(method).train()
             if model.encoder is not None:
                 model.encoder.requires_grad_(False)
             return model
@@ -166,7 +187,7 @@ class TextClassifier(Task):
 
         starts_linear = config.head_start == "linear"
         is_trained = torch.get_default_device().type != "meta" and not config.estimate
-        if is_trained and (config.method == AUTO or starts_linear):
+        if is_trained and (method == AUTO or starts_linear):
             self.fit_systems()  # before the weights of this model take memory
 
         model = models.build_classifier(
@@ -223,7 +244,7 @@ class TextClassifier(Task):
         return FixedSizeSteps(len(self.examples.list_chunks("train")), batch_size, self.config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
-        if self.config.method in FITTED:
+        if self._method in FITTED:
             return 0
         return self._plan_steps(world_size).steps_per_epoch
 
@@ -327,7 +348,9 @@ class TextClassifier(Task):
         self._choose_exported_thresholds(exported, context)
         others: dict[str, nn.Module] = {}
         choice = None
-        if self.config.method == AUTO:
+        if self._skip_reason is not None:
+            choice = self._choose_system(None, context)
+        elif self.config.method == AUTO:
             choice = self._choose_system(exported, context)
             encoder = self.build_untouched_encoder()
             for method in self.fit_systems().predicted:
@@ -344,7 +367,7 @@ class TextClassifier(Task):
         earlier step.
         """
         examples = self.examples
-        if not examples.has_several or self.config.method in FITTED:
+        if not examples.has_several or self._method in FITTED:
             return
 
         chunks = examples.read(examples.list_chunks("validation"))
@@ -355,18 +378,28 @@ class TextClassifier(Task):
         self._thresholds = choose_thresholds(scored.probabilities, scored.labels).tolist()
         models.set_thresholds(model, self._thresholds)
 
-    def _choose_system(self, trained: nn.Module, context: FinishContext) -> Choice:
-        """Scores all systems on the validation split, and chooses the one to export."""
+    def _choose_system(self, trained: nn.Module | None, context: FinishContext) -> Choice:
+        """Scores all systems on the validation split, and chooses the one to export.
+
+        Args:
+            trained: The fine-tuned model; None if the encoder is skipped.
+        """
         config = self.config
         examples = self.examples
         fitted = self.fit_systems()
+        predicted = dict(fitted.predicted)
+        notes = [*fitted.notes]
+        if trained is not None:
+            chunks = examples.read(examples.list_chunks("validation"))
+            scored = self.make_scorer(context).score(trained, chunks)
+            predicted[FINE_TUNE] = self._predict_validation(scored)
+        if self._skip_reason is not None:
+            notes.append(self._skip_reason)
 
-        chunks = examples.read(examples.list_chunks("validation"))
-        scored = self.make_scorer(context).score(trained, chunks)
         metric = choose_metric(config, has_several=examples.has_several)
         chosen, compared = choose_system(
-            scored.labels,
-            {**fitted.predicted, FINE_TUNE: self._predict_validation(scored)},
+            examples.read_truth("validation"),
+            predicted,
             np.array(examples.list_groups("validation")),
             len(examples.labels),
             metric,
@@ -374,13 +407,13 @@ class TextClassifier(Task):
             seed=config.seed,
         )
         self._chosen = None if chosen == FINE_TUNE else chosen
-        choice = Choice(metric, chosen, compared, fitted.settings, fitted.notes)
+        choice = Choice(metric, chosen, compared, fitted.settings, notes)
         if context.rank == 0:
             logger.info("method=auto exports %s. %s", chosen, describe_choice(choice))
         return choice
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        if self._thresholds is not None and self.config.method not in FITTED:
+        if self._thresholds is not None and self._method not in FITTED:
             models.set_thresholds(model, self._thresholds)
         if isinstance(model, Classifier):
             model.save(folder, weights)
@@ -426,7 +459,7 @@ class TextClassifier(Task):
         If the model stays, its folder gets the thresholds that `finish` has chosen.
         """
         if self._chosen is None:
-            if self._thresholds is not None and self.config.method not in FITTED:
+            if self._thresholds is not None and self._method not in FITTED:
                 models.save_thresholds(folder, self._thresholds)
             return
         shutil.rmtree(folder)

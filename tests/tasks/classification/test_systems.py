@@ -33,6 +33,7 @@ from bsmeta.tasks.classification.systems import (
     Split,
     Standardization,
     choose_system,
+    explain_skipped_encoder,
     find_best_scale,
 )
 from bsmeta.tasks.classification.task import TextClassifier
@@ -135,6 +136,39 @@ def test_auto_exports_the_system_that_the_table_needs(
     fine_tuned = load_model(checkpoint / "model")
     assert isinstance(fine_tuned, Classifier)
     assert fine_tuned.description.method == "fine_tune"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto_cpu_chunks has no effect on a GPU")
+def test_auto_tries_no_encoder_on_a_table_that_is_large_for_a_cpu(
+    launch: Launch, tmp_path: Path, encoder: Path
+) -> None:
+    csv_file = table_of_marks(tmp_path)  # which needs the encoder
+    run, found = trained(launch, csv_file, encoder, "auto_cpu_chunks=149")
+    assert found["choice"]["chosen"] == "linear"
+    assert set(found["choice"]["systems"]) == {"linear"}
+    assert found["notes"][-1] == (
+        "method=auto tried no encoder, which is slow on a CPU: there are 150 training chunks, more "
+        "than auto_cpu_chunks=149; to compare all systems, train on a GPU, or set auto_cpu_chunks=0"
+    )
+    assert "the only system of this run" in (run / "evaluation/evaluation.md").read_text()
+    assert events(run, "step") == []
+    assert_predicts_what_was_reported(run, csv_file)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto_cpu_chunks has no effect on a GPU")
+@pytest.mark.parametrize(
+    ("settings", "skips"),
+    [
+        ({"auto_cpu_chunks": 100}, False),
+        ({"auto_cpu_chunks": 99}, True),
+        ({"auto_cpu_chunks": 0}, False),
+        ({"auto_cpu_chunks": 99, "estimate": True}, False),
+    ],
+)
+def test_auto_skips_the_encoder_above_its_limit(settings: dict[str, Any], skips: bool) -> None:
+    reason = explain_skipped_encoder(ClassificationConfig(**settings), chunks=100)
+    assert (reason is not None) == skips
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ import yaml
 from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.tasks.classification.model import load_model
+from tests.conftest import REPOSITORY
 from tests.tasks.classification.helpers import TEXT, saved_results, write_csv, write_leanings
 from tests.tasks.training import (
     TRAIN,
@@ -79,6 +80,30 @@ def test_a_table_without_validation_and_test_leaves_the_model_and_the_losses(
     assert [(epoch["epoch"], epoch["step"]) for epoch in stats["epochs"]] == [(1.0, 27)]
     assert stats["epochs"][0].keys() == {"epoch", "step", "training_loss", "training_accuracy"}
     assert events(out_dir, "eval") == []
+
+
+@pytest.mark.long
+def test_a_linear_run_imports_neither_compiler_nor_deepspeed_and_resumes(tmp_path: Path) -> None:
+    """Each of these libraries takes a large part of a second to import."""
+    tokenizer = REPOSITORY / "examples/tokenizer"
+    run = arguments(write_leanings(tmp_path), tokenizer, tmp_path / "run", "method=linear")
+    slow = {"torch._dynamo", "torch.distributed.tensor", "deepspeed", "sympy"}
+    report = f"lambda: print('LOADED', sorted({slow} & set(sys.modules)))"
+
+    for more in ([], ["resume_from_checkpoint_dir=latest"]):
+        program = (
+            f"import atexit, runpy, sys\natexit.register({report})\n"
+            f"sys.argv = {[str(TRAIN), *run, *more]!r}\n"
+            "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == "LOADED []"
+
+    assert len(events(tmp_path / "run", "resume")) == 1
+    first, resumed = saved_results(tmp_path / "leanings.sqlite")
+    assert first["test"] == resumed["test"]
 
 
 def test_no_label_ends_a_finished_run(launch: Launch, tmp_path: Path, encoder: Path) -> None:

@@ -1,0 +1,49 @@
+"""The engine of a run without steps: its state, and the refusal to train from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.training.engine import PLAIN
+from bsmeta.training.engine_plain import PlainEngine
+from bsmeta.training.engines import make_engine, needs_optimizer
+
+
+def test_only_a_run_without_steps_needs_no_optimizer() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert not needs_optimizer(accelerator, 0)
+    assert needs_optimizer(accelerator, 1)
+    assert needs_optimizer(accelerator, None)  # a task without epochs
+
+
+def test_a_fixed_model_is_restored_from_its_state_and_from_a_snapshot(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    engine = make_engine(accelerator, nn.Linear(2, 1), None)
+    assert engine.name == PLAIN
+    engine.save(tmp_path / "state")
+    snapshot = engine.take_snapshot()
+    assert snapshot is not None
+    snapshot.write(tmp_path / "snapshot")
+
+    for folder in ("state", "snapshot"):
+        model = nn.Linear(2, 1)
+        make_engine(accelerator, model, None).load(tmp_path / folder)
+        assert torch.equal(model.weight, engine.unwrapped_model.weight)
+        assert torch.equal(model.bias, engine.unwrapped_model.bias)
+
+
+def test_training_does_not_continue_a_run_without_steps(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(2, 1)
+    folder = tmp_path / "checkpoint-0step" / "state"
+    folder.parent.mkdir()
+    make_engine(accelerator, model, None).save(folder)
+    engine = PlainEngine(accelerator, model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(ConfigurationError, match="checkpoint-0step was saved by a run without"):
+        engine.load(folder)
