@@ -53,6 +53,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.cpp_extension import get_default_build_root
 
 from bsmeta.config.machine_checks import find_precision_problems
+from bsmeta.config.run_location import locate_run_folder
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError, raise_problems
 from bsmeta.core.loopback import listen_on_loopback
@@ -302,7 +303,7 @@ def _create_accelerator(
         deepspeed_plugin=deepspeed,
         fsdp_plugin=fsdp,
         log_with=list(config.trackers) or None,
-        project_config=ProjectConfiguration(project_dir=config.out_dir),
+        project_config=ProjectConfiguration(project_dir=str(locate_run_folder(config))),
         kwargs_handlers=handlers,
     )
 

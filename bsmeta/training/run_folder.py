@@ -31,6 +31,7 @@ from bsmeta.core.rank import read_rank
 from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG_FILE
+from bsmeta.training.run_store import RunStore
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
     from bsmeta.training.processes import Processes
@@ -261,11 +262,13 @@ class RunFolder:
     are restored. Only the earlier checkpoints are lost.
 
     Attributes:
+        store: Publishes the folder; by default, the folder is its own publication.
         process_log: The log of this process, which is restored with the folder.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, store: RunStore | None = None) -> None:
         self.path = path
+        self.store = store or RunStore(path)
         self.process_log: ProcessLog | None = None
 
         self._lock = FileLock(path / _LOCK)
@@ -288,8 +291,12 @@ class RunFolder:
                 if it is not writable.
         """
         try:
-            self._claim(resume=resume, overwrite=overwrite)
+            if self.store.uploads:  # the bucket decides whether there is an earlier run
+                self._claim(resume=True, overwrite=False)
+            else:
+                self._claim(resume=resume, overwrite=overwrite)
             checkpoint.remove_leftovers(self.path)
+            self.store.open(resume=resume, overwrite=overwrite)
             if not (self.path / CONFIG_FILE).exists():
                 write_text(self.path / CONFIG_FILE, format_yaml(config))
             self._mark_as_held()
@@ -353,6 +360,7 @@ class RunFolder:
         Called after all checks: until then the folder remains as the earlier run left it.
         """
         self.rebuild_if_deleted()
+        self.store.delete_later(step)
         checkpoint.set_aside_newer(self.path, step)
 
         # The run repeats the later steps, so their lines in the logs are dropped.
@@ -364,6 +372,7 @@ class RunFolder:
 
         write_text(self.path / CONFIG_FILE, format_yaml(config))
         self.remember_file(CONFIG_FILE)
+        self.store.begin()
 
     def open_log(self, name: str) -> Log:
         """Opens a log of this process, which is restored if the folder is deleted."""
