@@ -50,8 +50,8 @@ PUBLISH_INTERVAL_S = 60.0
 """Seconds between uploads of the logs while no checkpoint is saved."""
 
 _CLAIMS = ".bsmeta-run/claim-"
-_LOG_SUFFIX = ".jsonl"
-_LOG_PART = re.compile(r"(.+\.jsonl)/(\d{6})-(\d{6})")
+_LOG = re.compile(r"[^/]+\.jsonl|log-rank\d+\.txt")
+_LOG_PART = re.compile(rf"({_LOG.pattern})/(\d{{6}})-(\d{{6}})")
 _STUB_FILES = (MANIFEST, TRAINER_STATE_FILE, DATA_STATE_FILE, CONFIG_FILE)
 _NUM_UPLOADS = 4  # files that are uploaded or deleted at a time
 
@@ -277,7 +277,7 @@ class BucketStore(RunStore):
         parts: dict[str, dict[int, list[str]]] = {}
         for name in sorted(names):
             match = _LOG_PART.fullmatch(name)
-            if match is not None and "/" not in match[1]:
+            if match is not None:
                 parts.setdefault(match[1], {}).setdefault(int(match[2]), []).append(name)
 
         logs: dict[str, bytes] = {}
@@ -452,7 +452,7 @@ class BucketStore(RunStore):
                 is_internal = top.startswith((".", "tmp-")) or CHECKPOINT_NAME.fullmatch(top)
                 if is_internal or path.is_symlink() or not path.is_file():
                     continue
-                if "/" not in name and name.endswith(_LOG_SUFFIX):
+                if _LOG.fullmatch(name):
                     self._publish_lines(name)
                 else:
                     self._publish_file(name)
