@@ -12,9 +12,9 @@ from bsmeta.core.keys import key
 class PredictConfig:
     """Settings to predict new records with a trained model."""
 
-    checkpoint: str = key("runs/classification", is_path=True)
+    checkpoint: str = key("runs/classification", is_path=True, takes_addresses=True)
     """a run folder (its model/, else the newest model/ of its checkpoints), or a checkpoint
-    folder"""
+    folder; also in a bucket (s3://BUCKET/PREFIX)"""
     overrides: dict[str, Any] = key({})
     """keys of the training configuration to change, such as
     +overrides.data_config.text_column=body"""

@@ -27,6 +27,11 @@ def locate_run_folder(config: RunConfig) -> Path:
     if not is_in_bucket(config.out_dir):
         return Path(config.out_dir)
 
-    address = config.out_dir.rstrip("/")
+    return Path(config.staging_dir) / name_local_folder(config.out_dir)
+
+
+def name_local_folder(url: str) -> str:
+    """Names the local folder of a run in a bucket: the end of its address, and a hash."""
+    address = url.rstrip("/")
     digest = hashlib.sha256(address.encode()).hexdigest()[:_HASH_LENGTH]
-    return Path(config.staging_dir) / f"{address.rpartition('/')[2]}-{digest}"
+    return f"{address.rpartition('/')[2]}-{digest}"

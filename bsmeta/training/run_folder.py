@@ -158,10 +158,13 @@ def _overwrite_status(file: Path, text: str) -> bool:
     return True
 
 
-def read_status(out_dir: Path) -> dict[str, Any]:
+def read_status(out_dir: Path, is_held: bool | None = None) -> dict[str, Any]:
     """Reads `status.json`; the state is `running` only while a process holds the folder's lock.
 
     A killed process leaves `running` in the file: its state is `failed`, without an exit code.
+
+    Args:
+        is_held: Whether a process holds the run, if the folder is a copy of it.
 
     Raises:
         OSError: If there is no such file, or it cannot be read.
@@ -171,7 +174,9 @@ def read_status(out_dir: Path) -> dict[str, Any]:
     if not isinstance(status, dict):
         raise ValueError("expected a JSON object")
 
-    if status.get("state") == "running" and not _is_locked(out_dir):
+    if is_held is None:
+        is_held = _is_locked(out_dir)
+    if status.get("state") == "running" and not is_held:
         status["state"] = "failed"
         status["message"] = (
             "the process ended without writing its status: it was killed, or its machine failed"

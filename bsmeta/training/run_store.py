@@ -150,7 +150,7 @@ class BucketStore(RunStore):
                 a request is refused.
         """
         names = [entry.name for entry in self._bucket.list_objects()]
-        claims = sorted(name for name in names if name.startswith(_CLAIMS))
+        claims = sorted(filter(is_claim, names))
         self._check_prefix(names, claims, resume=resume, overwrite=overwrite)
         self._claim_prefix(claims)
 
@@ -187,7 +187,9 @@ class BucketStore(RunStore):
                     "process was killed, resume it (resume_from_checkpoint_dir=latest), or replace "
                     "it (overwrite_out_dir=true)"
                 )
-        has_earlier_run = any(not name.startswith(".bsmeta-run/") for name in names)
+        has_earlier_run = any(
+            name.endswith(f"step/{MANIFEST}") or name.startswith("metrics.jsonl/") for name in names
+        )
         if has_earlier_run and not (resume or overwrite):
             raise ConfigurationError(
                 f"out_dir={url}: it holds an earlier run; expected an empty prefix. Resume it "
@@ -255,10 +257,16 @@ class BucketStore(RunStore):
             for file in _STUB_FILES:
                 if not (self.folder / folder / file).exists():
                     self._download(f"{folder}/{file}")
+            # `lacks_model` looks for the folder of the model.
+            for file in read_manifest(self.folder / folder).files:
+                (self.folder / folder / file).parent.mkdir(parents=True, exist_ok=True)
         self._stage_marks(names)
 
-        for name, content in self.read_logs(names).items():
-            (self.folder / name).write_bytes(content)
+        for log, parts in list_log_parts(names).items():
+            (self.folder / log).write_bytes(join_logs(self._bucket, parts))
+            match = _LOG_PART.fullmatch(parts[0])
+            assert match is not None
+            self._log_start = max(self._log_start, int(match[2]) + 1)
 
     def _stage_marks(self, names: Iterable[str]) -> None:
         """Stages the KEEP files that users have put into the bucket."""
@@ -271,20 +279,6 @@ class BucketStore(RunStore):
         """Downloads an object into the staging folder, without verifying it."""
         with replace_atomically(self.folder / name) as temporary:
             self._bucket.download(name, temporary)
-
-    def read_logs(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Reads the logs among objects, each as one text. Later starts replace earlier ones."""
-        parts: dict[str, dict[int, list[str]]] = {}
-        for name in sorted(names):
-            match = _LOG_PART.fullmatch(name)
-            if match is not None:
-                parts.setdefault(match[1], {}).setdefault(int(match[2]), []).append(name)
-
-        logs: dict[str, bytes] = {}
-        for log, starts in parts.items():
-            self._log_start = max(self._log_start, max(starts) + 1)
-            logs[log] = b"".join(self._bucket.read(name) or b"" for name in starts[max(starts)])
-        return logs
 
     def delete_later(self, step: int) -> None:
         """See `RunStore`; they are damaged, because a run continues from the newest intact one."""
@@ -502,6 +496,29 @@ class BucketStore(RunStore):
         elif self._bucket.read(self._claim_name) != self._claim:
             return
         self._bucket.delete(self._claim_name)
+
+
+def is_claim(name: str) -> bool:
+    """Whether an object is the claim of a process."""
+    return name.startswith(_CLAIMS)
+
+
+def list_log_parts(names: Iterable[str]) -> dict[str, list[str]]:
+    """Lists the parts of each log among objects, in order.
+
+    Each start of a run uploads the earlier lines again, so only the parts of the last one count.
+    """
+    starts: dict[str, dict[str, list[str]]] = {}
+    for name in sorted(names):
+        match = _LOG_PART.fullmatch(name)
+        if match is not None:
+            starts.setdefault(match[1], {}).setdefault(match[2], []).append(name)
+    return {log: parts[max(parts)] for log, parts in starts.items()}
+
+
+def join_logs(bucket: RunBucket, parts: list[str]) -> bytes:
+    """Reads the parts of a log as one text."""
+    return b"".join(bucket.read(part) or b"" for part in parts)
 
 
 def _is_alive(holder: dict[str, object]) -> bool:

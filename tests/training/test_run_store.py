@@ -19,7 +19,7 @@ from bsmeta.models.manifest import FileEntry, Manifest, describe_file, find_faul
 from bsmeta.training.bucket import RunBucket
 from bsmeta.training.checkpoint import FORMAT, Checkpoint, list_checkpoints
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.run_store import BucketStore
+from bsmeta.training.run_store import BucketStore, join_logs, list_log_parts
 from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, failing
 from tests.warm import Warm
 
@@ -258,9 +258,10 @@ def test_a_run_killed_in_any_phase_of_a_save_resumes_elsewhere(
 
         complete(tmp_path / f"{folder.name}-2", RESUME)
         s3.faults = []
-        assert list_published(s3, tmp_path) == [12], phase
-        lines = BucketStore(folder, RunBucket(URL)).read_logs(list_names(s3))["metrics.jsonl"]
-        assert read_losses(lines) == whole, phase
+        resumed_from = checkpoints[-1]  # kept by the process that has resumed from it
+        assert list_published(s3, tmp_path) == [resumed_from, 12], phase
+        parts = list_log_parts(list_names(s3))["metrics.jsonl"]
+        assert read_losses(join_logs(RunBucket(URL), parts)) == whole, phase
 
 
 @pytest.mark.long
@@ -296,3 +297,16 @@ def test_a_server_that_fails_ends_the_run_with_an_intact_checkpoint(
     assert run.poll() == 2, errors[-3000:]
     assert "writing checkpoint-8step/state/torch.pt" in errors
     assert list_published(s3, tmp_path) == [4]
+
+
+@pytest.mark.long
+def test_two_ranks_save_in_a_thread_and_resume_elsewhere(
+    s3: S3Server, tmp_path: Path, launch: Callable[..., Any]
+) -> None:
+    keys = (*KEYS, "async_save=true", f"out_dir={URL}")
+    launch(SCRIPT, *keys, "max_train_steps=6", f"staging_dir={tmp_path / 'a'}", processes=2)
+    assert list_published(s3, tmp_path) == [6]
+    launch(SCRIPT, *keys, RESUME, f"staging_dir={tmp_path / 'b'}", processes=2)
+    assert list_published(s3, tmp_path) == [6, 12]
+    parts = list_log_parts(list_names(s3))["metrics.jsonl"]
+    assert sorted(read_losses(join_logs(RunBucket(URL), parts))) == [*range(1, 13)]
