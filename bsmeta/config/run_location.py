@@ -10,7 +10,7 @@ from bsmeta.config.schema import RunConfig
 
 BUCKET_SCHEME = "s3://"
 """The scheme of the buckets that can hold a run; `gs://` and `az://` can only be read."""
-BUCKET_URL = re.compile(r"s3://([a-z0-9][a-z0-9.\-]+)/([^/].*?)/*")
+BUCKET_URL = re.compile(r"s3://([a-z0-9][a-z0-9.\-]+)/([^/?#=][^?#=]*?)/*")
 _HASH_LENGTH = 8
 
 

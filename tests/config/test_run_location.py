@@ -33,9 +33,9 @@ def test_a_run_in_a_bucket_writes_to_a_folder_of_its_own() -> None:
         return str(locate_run_folder(CausalLMConfig(out_dir=out_dir, staging_dir="/scratch")))
 
     assert locate("runs/first") == "runs/first"
-    assert locate("s3://bucket/runs/first") == "/scratch/first-1aadecc5"
-    assert locate("s3://bucket/runs/first/") == "/scratch/first-1aadecc5"
-    assert locate("s3://other/runs/first") != "/scratch/first-1aadecc5"
+    assert locate("s3://bucket/runs/first") == "/scratch/first-3ecffbec"
+    assert locate("s3://bucket/runs/first/") == "/scratch/first-3ecffbec"
+    assert locate("s3://other/runs/first") != "/scratch/first-3ecffbec"
 
 
 def test_every_reader_of_out_dir_is_known() -> None:

@@ -242,7 +242,8 @@ def test_a_run_killed_in_any_phase_of_a_save_resumes_elsewhere(
     }
     for phase, (is_reached, checkpoints) in phases.items():
         folder = tmp_path / phase.replace(" ", "-")
-        run = start(folder, "overwrite_out_dir=true")
+        RunBucket(URL).delete(*list_names(s3))
+        run = start(folder)
 
         def kill(environ: Environ, run: Warm = run, is_reached: Any = is_reached) -> Any:
             if not is_reached(environ):
