@@ -17,7 +17,7 @@ from bsmeta.core.secrets import format_url
 from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
 from bsmeta.training.bucket import RunBucket
 from bsmeta.training.checkpoint import CONFIG_FILE
-from bsmeta.training.run_store import is_claim, join_logs, list_log_parts
+from bsmeta.training.run_store import RUN_OBJECTS, is_claim, join_logs, list_log_parts
 
 MODEL = "model"
 
@@ -77,8 +77,8 @@ class RunCopy:
             top = name.split("/")[0]
             is_log = top in list_log_parts([name])
             is_manifest = CHECKPOINT_NAME.fullmatch(top) and name == f"{top}/{MANIFEST}"
-            is_other = not CHECKPOINT_NAME.fullmatch(top) and not top.startswith(".")
-            if is_manifest or (is_other and top != MODEL and not is_log):
+            is_other = not CHECKPOINT_NAME.fullmatch(top) and top not in (RUN_OBJECTS, MODEL)
+            if is_manifest or (is_other and not is_log):
                 self._write(name, self._bucket.read(name) or b"")
 
     def copy_model(self) -> Path:

@@ -45,11 +45,12 @@ from bsmeta.training.checkpoint import (
     list_checkpoints,
 )
 
-MARK_OBJECT = ".bsmeta-run/run.txt"
+RUN_OBJECTS = ".bsmeta-run"
+MARK_OBJECT = f"{RUN_OBJECTS}/run.txt"
 PUBLISH_INTERVAL_S = 60.0
 """Seconds between uploads of the logs while no checkpoint is saved."""
 
-_CLAIMS = ".bsmeta-run/claim-"
+_CLAIMS = f"{RUN_OBJECTS}/claim-"
 _LOG = re.compile(r"[^/]+\.jsonl|log-rank\d+\.txt")
 _LOG_PART = re.compile(rf"({_LOG.pattern})/(\d{{6}})-(\d{{6}})")
 _STUB_FILES = (MANIFEST, TRAINER_STATE_FILE, DATA_STATE_FILE, CONFIG_FILE)

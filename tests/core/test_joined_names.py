@@ -234,6 +234,7 @@ GATED = {
         "tests/tasks/causal_lm/generation/test_attribute_mode.py"
     ),
     "tasks/disambiguation/array_folder.py": "tests/tasks/disambiguation/test_array_folder.py",
+    "training/run_copy.py": "tests/training/test_run_copy.py",
 }
 """Module that calls `join_inside` -> the test that feeds it `HOSTILE_NAMES`."""
 

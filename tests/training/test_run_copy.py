@@ -9,11 +9,13 @@ import pytest
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import CheckpointError, DataError
+from bsmeta.core.files import UnsafeNameError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.checkpoints import locate_model
-from bsmeta.training.bucket import RunBucket
+from bsmeta.training.bucket import RunBucket, StoredObject
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.run_store import BucketStore
+from tests.core.hostile_names import HOSTILE_NAMES
 from tests.data.s3_server import BUCKET, S3Server
 
 URL = f"s3://{BUCKET}/runs/first"
@@ -85,3 +87,16 @@ def test_an_address_without_a_run_or_model_is_refused(run: RunFolder) -> None:
         bsmeta.open_run(f"s3://{BUCKET}/runs/none")
     with pytest.raises(DataError, match="found no checkpoint-4step/model; checkpoints with a mode"):
         locate_model(f"{URL}/checkpoint-4step")
+
+
+def test_names_that_lead_out_of_the_copy_are_refused(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = RunBucket(URL).list_objects()
+    monkeypatch.setattr(RunBucket, "list_objects", lambda *_: objects)
+    monkeypatch.setattr(RunBucket, "read", lambda *_: b"{}")
+    for name in HOSTILE_NAMES:
+        objects.append(StoredObject(name, 1))
+        with pytest.raises(UnsafeNameError):
+            bsmeta.open_run(URL)
+        objects.pop()

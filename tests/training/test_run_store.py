@@ -225,44 +225,56 @@ def matches(method: str, path: str) -> Callable[[Environ], bool]:
     return lambda environ: environ["REQUEST_METHOD"] == method and path in environ["PATH_INFO"]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of a run in a local folder that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    complete(folder, out_dir="run")
+    losses = read_losses((folder / "run/metrics.jsonl").read_bytes())
+    assert sorted(losses) == [*range(1, 13)]
+    return losses
+
+
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("method", "path", "checkpoints"),
+    [
+        ("PUT", "checkpoint-8step/state", [4]),
+        ("PUT", "checkpoint-8step/manifest", [4]),
+        ("PUT", "metrics.jsonl/000001-000002", [4, 8]),
+        ("DELETE", "checkpoint-4step/manifest", [4, 8]),
+        ("DELETE", "checkpoint-4step/state", [8]),
+    ],
+)
 def test_a_run_killed_in_any_phase_of_a_save_resumes_elsewhere(
-    s3: S3Server, tmp_path: Path
+    method: str,
+    path: str,
+    checkpoints: list[int],
+    whole: dict[int, float],
+    s3: S3Server,
+    tmp_path: Path,
 ) -> None:
-    complete(tmp_path / "whole", out_dir="whole")
-    whole = read_losses((tmp_path / "whole/whole/metrics.jsonl").read_bytes())
-    assert sorted(whole) == [*range(1, 13)]
+    """`checkpoints` exist when the run is killed at its first request of this form."""
+    run = start(tmp_path / "a")
+    is_reached = matches(method, path)
 
-    phases = {  # when the run is killed: the checkpoints that then exist
-        "part": (matches("PUT", "checkpoint-8step/state"), [4]),
-        "manifest": (matches("PUT", "checkpoint-8step/manifest"), [4]),
-        "deletion": (matches("DELETE", "checkpoint-4step/manifest"), [4, 8]),
-        "deletion of parts": (matches("DELETE", "checkpoint-4step/state"), [8]),
-        "logs": (matches("PUT", "metrics.jsonl/000001-000003"), [4, 8]),
-    }
-    for phase, (is_reached, checkpoints) in phases.items():
-        folder = tmp_path / phase.replace(" ", "-")
-        RunBucket(URL).delete(*list_names(s3))
-        run = start(folder)
+    def kill(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
+        if not is_reached(environ):
+            return None
+        os.kill(run.pid, signal.SIGKILL)
+        return 503, {}, b""
 
-        def kill(environ: Environ, run: Warm = run, is_reached: Any = is_reached) -> Any:
-            if not is_reached(environ):
-                return None
-            os.kill(run.pid, signal.SIGKILL)
-            return 503, {}, b""
+    s3.faults = [kill]
+    run.communicate()
+    assert run.poll() == -signal.SIGKILL
+    s3.faults = [failing(503, "SlowDown", 1, matches("PUT", "state"))]
+    assert list_published(s3, tmp_path) == checkpoints
 
-        s3.faults = [kill]
-        run.communicate()
-        assert run.poll() == -signal.SIGKILL, phase
-        s3.faults = [failing(503, "SlowDown", 1, matches("PUT", "state"))]
-        assert list_published(s3, tmp_path) == checkpoints, phase
-
-        complete(tmp_path / f"{folder.name}-2", RESUME)
-        s3.faults = []
-        resumed_from = checkpoints[-1]  # kept by the process that has resumed from it
-        assert list_published(s3, tmp_path) == [resumed_from, 12], phase
-        parts = list_log_parts(list_names(s3))["metrics.jsonl"]
-        assert read_losses(join_logs(RunBucket(URL), parts)) == whole, phase
+    complete(tmp_path / "b", RESUME)
+    resumed_from = checkpoints[-1]  # kept by the process that has resumed from it
+    assert list_published(s3, tmp_path) == [resumed_from, 12]
+    parts = list_log_parts(list_names(s3))["metrics.jsonl"]
+    assert read_losses(join_logs(RunBucket(URL), parts)) == whole
 
 
 @pytest.mark.long
