@@ -13,6 +13,7 @@ from bsmeta.core.files import UnsafeNameError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.checkpoints import locate_model
 from bsmeta.training.bucket import RunBucket, StoredObject
+from bsmeta.training.run_copy import RunCopy
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.run_store import BucketStore
 from tests.core.hostile_names import HOSTILE_NAMES
@@ -95,8 +96,9 @@ def test_names_that_lead_out_of_the_copy_are_refused(
     objects = RunBucket(URL).list_objects()
     monkeypatch.setattr(RunBucket, "list_objects", lambda *_: objects)
     monkeypatch.setattr(RunBucket, "read", lambda *_: b"{}")
+    copy = RunCopy(URL)
     for name in HOSTILE_NAMES:
         objects.append(StoredObject(name, 1))
         with pytest.raises(UnsafeNameError):
-            bsmeta.open_run(URL)
+            copy.update()
         objects.pop()
