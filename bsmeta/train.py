@@ -13,13 +13,13 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from bsmeta.config.checked_run import CheckedRun
 from bsmeta.config.checks import check_run
 from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.hydra_files import shorten_path
+from bsmeta.config.run_location import locate_run_folder
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.startup_table import list_launch_notes, list_table_rows, print_summary
 from bsmeta.config.steps import set_branch_length
@@ -40,7 +40,7 @@ def main(config: RunConfig, composition: Composition = EMPTY_COMPOSITION) -> int
             all others, and refused.
     """
     config = set_branch_length(config)
-    status_folder = None if config.check_only or config.estimate else Path(config.out_dir)
+    status_folder = None if config.check_only or config.estimate else locate_run_folder(config)
 
     with record_refusal(status_folder):
         run = check_run(config, os.environ, TASKS, composition)
@@ -86,7 +86,7 @@ def estimate(run: CheckedRun) -> None:
 
 def train(run: CheckedRun) -> int:
     """Prints the memory that the run needs, then trains; returns the exit code."""
-    out_dir = Path(run.config.out_dir)
+    out_dir = locate_run_folder(run.config)
     stop = StopRequest()
     stop.install(partial(record_stopped_start, out_dir), PARENT_PID)
 

@@ -73,6 +73,7 @@ ROOMS = {
     "dvclive": ["training/metrics*"],
     "mlflow": ["training/metrics*"],
     "swanlab": ["training/metrics*"],
+    "botocore": ["training/bucket*", "data/io/objects*"],
     "gguf": ["tasks/causal_lm/gguf_file*"],
     "tensorflow": ["data/*"],
     "dateutil": ["core/dates*"],

@@ -14,8 +14,10 @@ from bsmeta.core.files import ROOT
 
 PACKAGE = ROOT / "bsmeta"
 
-# Where an address is put together to be opened, not shown; redaction itself; a column of documents.
+# Where an address is put together to be opened, not shown; redaction itself; a column of documents;
+# addresses of runs, in which `BUCKET_URL` permits no credentials.
 OPENED = {
+    ("config/run_location.py", "address.rpartition('/')[2]"),
     ("core/secrets.py", "address"),
     ("data/io/azure_account.py", "url"),
     ("data/io/azure_blobs.py", "self._account.endpoint"),
@@ -28,6 +30,10 @@ OPENED = {
     ("data/io/objects.py", "url"),
     ("metadata/decoding.py", "ADDRESS_KEY"),
     ("metadata/metadata_type.py", "url"),
+    ("training/bucket.py", "self.url"),
+    ("training/run_copy.py", "self.url"),
+    ("training/run_store.py", "self._bucket.url"),
+    ("training/run_store.py", "url"),
 }
 ADDRESS_WORDS = ("address", "endpoint", "mirror", "proxy", "url")
 SHOWN = {"format_url", "format_server"}

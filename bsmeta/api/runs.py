@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.api.reports import EVALUATION, Report
+from bsmeta.config.run_location import is_in_bucket
 from bsmeta.config.saved_runs import read_saved_config
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import DataError
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import CONFIG_FILE, Checkpoint, list_checkpoints
+from bsmeta.training.run_copy import RunCopy
 from bsmeta.training.run_folder import METRICS, STATUS, read_events, read_status
 
 if TYPE_CHECKING:
@@ -42,18 +44,27 @@ class Run:
     """A run folder; methods read its files at each call, because the run may be in progress.
 
     Attributes:
-        path: The path of the folder.
+        path: The path of the folder; for a run in a bucket, of a local copy without models.
+
+    Args:
+        copy: Updates the copy of a run in a bucket.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, copy: RunCopy | None = None) -> None:
         self.path = path
+        self._copy = copy
 
     def __repr__(self) -> str:
-        return f"bsmeta.open_run({str(self.path)!r})"
+        return f"bsmeta.open_run({self.__fspath__()!r})"
 
     def __fspath__(self) -> str:
-        """Returns the path of the folder, so that a run can be passed to `bsmeta.load`."""
-        return str(self.path)
+        """Returns the path or the address, so that a run can be passed to `bsmeta.load`."""
+        return str(self.path) if self._copy is None else self._copy.url
+
+    def _update_copy(self) -> None:
+        """Updates the local copy of a run in a bucket."""
+        if self._copy is not None:
+            self._copy.update()
 
     @cached_property
     def config(self) -> RunConfig:
@@ -75,9 +86,11 @@ class Run:
         Raises:
             UserError: If the run has not written a status yet, or the file is damaged.
         """
+        self._update_copy()
+        is_held = None if self._copy is None else self._copy.is_running
         file = self.path / STATUS
         try:
-            return Status(**read_status(self.path))
+            return Status(**read_status(self.path, is_held))
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error}") from error
         except (TypeError, ValueError) as error:
@@ -86,8 +99,10 @@ class Run:
     def checkpoints(self) -> list[Checkpoint]:
         """Lists the checkpoints, oldest first, each with `step` and `folder`.
 
-        `bsmeta.load` accepts the folders that contain `model/`.
+        `bsmeta.load` accepts the folders that contain `model/`. For a run in a bucket, it takes
+        the address of a checkpoint, because the folders of the copy contain only the manifest.
         """
+        self._update_copy()
         return list_checkpoints(self.path)
 
     def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
@@ -98,6 +113,7 @@ class Run:
         Args:
             event: Only lines of this event, such as `step`, `eval` or `save`; None: all lines.
         """
+        self._update_copy()
         file = self.path / METRICS
         if not file.is_file():
             return []
@@ -114,6 +130,7 @@ class Run:
         Raises:
             UserError: If there is no such evaluation.
         """
+        self._update_copy()
         file = self.path / name / EVALUATION
         if file.is_file():
             return Report(file.parent)
@@ -128,17 +145,25 @@ class Run:
         """Loads the trained model; see `bsmeta.load`."""
         from bsmeta.api.models import load  # imports transformers
 
-        return load(self.path)
+        return load(self)
 
 
 def open_run(folder: str | Path) -> Run:
     """Opens the folder of a training run (`out_dir`) of any task, finished or not.
+
+    A run in a bucket (`s3://BUCKET/PREFIX`) is copied, without models, to the cache of the user;
+    the copy is updated at each call of a method. A killed process leaves it `running`.
 
     Raises:
         UserError: If there is no run in the folder.
     """
     if not isinstance(folder, (str, Path)):
         raise DataError(f"{folder!r}: expected the path of the folder of a run (its out_dir)")
+
+    if isinstance(folder, str) and is_in_bucket(folder):
+        copy = RunCopy(folder)
+        copy.update()
+        return Run(copy.folder, copy)
 
     path = Path(folder).expanduser()
     is_checkpoint = CHECKPOINT_NAME.fullmatch(path.resolve().name) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from bsmeta.config.launch import Launch
 from bsmeta.config.metric_table import list_best_metrics
+from bsmeta.config.run_location import BUCKET_URL, is_in_bucket
 from bsmeta.config.schema import ADAMW, DEEPSPEED_OPTIMIZERS, OPTIMIZERS, RunConfig
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.config.value_checks import describe_refusal
@@ -20,6 +22,7 @@ from bsmeta.core.errors import (
     look_up,
     suggest_nearest,
 )
+from bsmeta.core.secrets import format_url
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -135,9 +138,19 @@ def _find_name_problems(config: RunConfig) -> Iterator[Problem]:
 
     out_dir = config.out_dir
     expected = ""
-    if not out_dir.strip() or "=" in out_dir or not out_dir.isprintable():
+    example = "out_dir=runs/first, for example"
+    if "://" in out_dir and (BUCKET_URL.fullmatch(out_dir) is None or not out_dir.isprintable()):
+        expected = (
+            "a folder, or s3://BUCKET/PREFIX without '=', '?' and '#'; runs in other stores are "
+            "written through a mounted folder"
+        )
+        example = "out_dir=s3://bucket/runs/first, for example"
+    elif not out_dir.strip() or "=" in out_dir or not out_dir.isprintable():
         expected = "a path without '=' (an override that names a checkpoint would not parse)"
     elif Path(out_dir).resolve() in (Path("/"), Path.home(), Path.cwd().resolve()):
         expected = "a folder of its own for the run, which overwrite_out_dir=true may empty"
     if expected:
-        yield describe_refusal(config, "out_dir", expected, "out_dir=runs/first, for example")
+        yield Problem("out_dir", HYDRA, format_value(format_url(out_dir)), expected, example)
+    if is_in_bucket(out_dir) and importlib.util.find_spec("botocore") is None:
+        expected = "a folder, because the library for buckets is not installed"
+        yield describe_refusal(config, "out_dir", expected, "pip install 'bsmeta[object-stores]'")

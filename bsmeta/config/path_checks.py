@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from bsmeta.config.run_location import is_in_bucket, locate_run_folder
 from bsmeta.config.schema import PretrainedConfig, RunConfig
 from bsmeta.config.steps import explain_export, lacks_model
 from bsmeta.core.errors import HYDRA, Problem, format_value, suggest_nearest
@@ -15,7 +16,8 @@ from bsmeta.core.errors import HYDRA, Problem, format_value, suggest_nearest
 def find_folder_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields problems with the run folder and the checkpoint to resume from."""
     if config.accelerate_config_file is None:  # else the launch may be on another machine
-        yield from _find_run_folder_problems(config.out_dir)
+        folder_key = "staging_dir" if is_in_bucket(config.out_dir) else "out_dir"
+        yield from _find_run_folder_problems(folder_key, locate_run_folder(config))
 
     resume = config.resume_from_checkpoint_dir
     if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
@@ -23,9 +25,9 @@ def find_folder_problems(config: RunConfig) -> Iterator[Problem]:
         yield describe_missing_file(key, resume, "latest, or a checkpoint folder", f"{key}=latest")
 
 
-def _find_run_folder_problems(name: str) -> Iterator[Problem]:
+def _find_run_folder_problems(key: str, path: Path) -> Iterator[Problem]:
     """Yields a problem if the run folder cannot be created or written; creates nothing."""
-    path = Path(name).absolute()
+    path = path.absolute()
     folder = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     location = "" if folder == path else f"below {folder}, which is "
 
@@ -38,7 +40,7 @@ def _find_run_folder_problems(name: str) -> Iterator[Problem]:
             return
         found = f"{location}{'a folder that you may not write' if is_folder else 'a file'}"
 
-    yield Problem("out_dir", HYDRA, found, "a folder, or a new name", "out_dir=runs/first")
+    yield Problem(key, HYDRA, found, "a folder, or a new name", f"{key}=runs/first")
 
 
 def uses_model_name(config: PretrainedConfig) -> bool:

@@ -13,9 +13,9 @@ from bsmeta.core.keys import key
 class PredictConfig:
     """Settings to predict new records with a trained model."""
 
-    checkpoint: str | None = key(None, is_path=True)
+    checkpoint: str | None = key(None, is_path=True, takes_addresses=True)
     """a run folder (its model/, else the newest model/ of its checkpoints), or a checkpoint folder;
-    null: the ready-made model of task"""
+    also in a bucket (s3://BUCKET/PREFIX); null: the ready-made model of task"""
     task: str | None = key(None, choices=tuple(READY_TASKS))
     """the ready-made model to use instead of a checkpoint, which `bsmeta build` makes; spelling
     corrects, spelling_words flags misspelled words, classification names the project that a

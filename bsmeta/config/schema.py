@@ -274,8 +274,13 @@ class RunConfig:
 
     seed: int = key(42, at_least=0, at_most=MAX_SEED, heading="Run folder and resuming")
     """seed of the weights, the dropout and every random choice about the data"""
-    out_dir: str = key("runs/default", is_path=True)
-    """run folder (relative to the working folder)"""
+    out_dir: str = key("runs/default", is_path=True, takes_addresses=True)
+    """run folder (relative to the working folder), or `s3://BUCKET/PREFIX`"""
+    staging_dir: str = key("runs/staging", is_path=True)
+    """local folder in which a run in a bucket writes its files before it uploads them"""
+    staging_max_gb: float | None = key(None, above=0)
+    """size limit of the staging folder of a run, in GB (null: the free disk space); two checkpoints
+    must fit"""
     overwrite_out_dir: bool = key(False)
     """empty the folder of an earlier run first"""
     resume_from_checkpoint_dir: str | None = key(None, is_path=True)

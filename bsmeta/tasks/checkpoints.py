@@ -18,6 +18,7 @@ from huggingface_hub import hf_hub_download
 
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.run_location import is_in_bucket
 from bsmeta.config.saved import read_saved
 from bsmeta.config.saved_runs import read_saved_config, read_saved_task
 from bsmeta.config.schema import DEFAULT_TASK, RunConfig
@@ -29,6 +30,7 @@ from bsmeta.core.log_once import log_once
 from bsmeta.core.secrets import redact
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import list_checkpoints
+from bsmeta.training.run_copy import RunCopy
 from bsmeta.training.task import Task
 
 HUB_PREFIX = "hf://"
@@ -85,6 +87,8 @@ class Location:
 def locate_model(checkpoint: str) -> Location:
     """Locates the model in a run folder, a checkpoint folder, a model folder, or on the Hub.
 
+    The model of a run in a bucket is copied to this machine; see `bsmeta.training.run_copy`.
+
     Raises:
         DataError: If there is no such folder, or no model in it.
     """
@@ -92,7 +96,7 @@ def locate_model(checkpoint: str) -> Location:
         name = checkpoint.removeprefix(HUB_PREFIX)
         return Location(checkpoint, name, _find_recipe_on_hub(name), None)
 
-    folder = Path(checkpoint)
+    folder = RunCopy(checkpoint).copy_model() if is_in_bucket(checkpoint) else Path(checkpoint)
     if folder.name == "model" and lacks_model(folder.parent):
         raise DataError(f"checkpoint={checkpoint}: {explain_export(folder.parent)}")
     if not folder.is_dir():
@@ -348,6 +352,8 @@ def choose_report_folder(
 ) -> Path:
     """Returns `out_dir`, or by default a folder in the run folder or next to the model.
 
+    For a model in a bucket, it is a folder in the working folder.
+
     The default is `evaluation`, with the name of the checkpoint appended if it is not the run
     folder itself, and the name of `validation_file` if that is not the data of the run. If a folder
     of this name belongs to another file, the name of the file's folder is appended, too, or else a
@@ -361,8 +367,11 @@ def choose_report_folder(
         return Path(config.out_dir)
 
     parts = ["evaluation"]
-    folder = Path() if location.is_on_hub else Path(location.name)
-    if location.run_folder is not None and folder.resolve() != location.run_folder:
+    is_remote = location.is_on_hub or is_in_bucket(location.name)
+    folder = Path() if is_remote else Path(location.name)
+    if is_in_bucket(location.name):
+        parts.append(Path(location.name).name)
+    elif location.run_folder is not None and folder.resolve() != location.run_folder:
         parts.append(folder.resolve().name)
         folder = location.run_folder
     if not has_other_data:

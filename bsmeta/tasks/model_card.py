@@ -18,6 +18,7 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCardData
 
 from bsmeta.config.metric_table import list_card_metrics
+from bsmeta.config.run_location import locate_run_folder
 from bsmeta.config.schema import PretrainedConfig, RunConfig
 from bsmeta.core.secrets import format_url, redact
 from bsmeta.report import markdown
@@ -107,7 +108,7 @@ def write_task_card(
         prediction: The arguments of `bsmeta predict`, other than the checkpoint.
         is_pretrained: Whether the model has weights of `model_name`.
     """
-    event = read_last_events(Path(config.out_dir) / METRICS).get("eval", {})
+    event = read_last_events(locate_run_folder(config) / METRICS).get("eval", {})
     split = str(event.get("split", "validation"))
     results = {
         name: float(event[name])

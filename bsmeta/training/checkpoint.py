@@ -56,6 +56,8 @@ FORMAT = 5
 TRAINER_STATE_FILE = "trainer_state.json"
 DATA_STATE_FILE = "data_state.json"
 CONFIG_FILE = "config.yaml"
+KEEP_FILE = "KEEP"
+"""A checkpoint that contains a file of this name is never deleted."""
 REHEARSAL = ".rehearsal"
 """Folder in the run folder where the first save is rehearsed before the first step."""
 LOADED_FOLDERS = ("state", "rng")

@@ -71,6 +71,11 @@ def _measure_last_checkpoint(checkpoints: list[Checkpoint], *, with_model: bool)
     return 0
 
 
+def measure_checkpoint(saved: Checkpoint) -> int:
+    """Returns the size of the files that a checkpoint's manifest lists, in bytes."""
+    return sum(entry.bytes for entry in read_checked_manifest(saved).files.values())
+
+
 def _count_weights(saved: Checkpoint) -> int:
     """Returns the number of weights of a checkpoint's model; 0 if it cannot be read."""
     try:

@@ -53,6 +53,7 @@ from filelock import FileLock
 from torch.utils.cpp_extension import get_default_build_root
 
 from bsmeta.config.machine_checks import find_precision_problems
+from bsmeta.config.run_location import locate_run_folder
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError, raise_problems
 from bsmeta.core.loopback import listen_on_loopback
@@ -305,7 +306,7 @@ def _create_accelerator(
         # On a CPU, it is set below: Accelerate refuses it there.
         parallelism_config=parallelism if device_type == "cuda" else None,
         log_with=list(config.trackers) or None,
-        project_config=ProjectConfiguration(project_dir=config.out_dir),
+        project_config=ProjectConfiguration(project_dir=str(locate_run_folder(config))),
         kwargs_handlers=handlers,
     )
 

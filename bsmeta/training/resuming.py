@@ -64,7 +64,12 @@ logger = logging.getLogger(__name__)
 
 _MAX_DIFFERENCES_SHOWN = 20  # in a message
 # Keys that affect how a process starts, not how the run trains.
-_UNCOMPARED_KEYS = {"resume_from_checkpoint_dir", "overwrite_out_dir"}
+_UNCOMPARED_KEYS = {
+    "resume_from_checkpoint_dir",
+    "overwrite_out_dir",
+    "staging_dir",
+    "staging_max_gb",
+}
 # Set by the launcher for this rank; a converter that sees them would wait for the other ranks.
 _LAUNCHER_VARIABLES = (
     "RANK",

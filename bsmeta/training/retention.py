@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from bsmeta.core.errors import CheckpointError, ConfigurationError
-from bsmeta.training.checkpoint import Checkpoint, list_checkpoints, list_faults
+from bsmeta.training.checkpoint import KEEP_FILE, Checkpoint, list_checkpoints, list_faults
 from bsmeta.training.processes import ALONE
+from bsmeta.training.run_store import RunStore
 from bsmeta.training.task import Metric
-
-KEEP_FILE = "KEEP"
-"""A checkpoint that contains a file of this name is never deleted."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +54,20 @@ class Retention:
         keep_last: Number of most recent checkpoints to keep; 0: all.
         keep_every: Steps whose multiples are kept; 0: none.
         keep_best_by: Evaluation metric whose best checkpoint is kept; None: none.
+        store: Deletes checkpoints wherever they are published.
     """
 
     def __init__(
-        self, out_dir: Path, *, keep_last: int, keep_every: int, keep_best_by: str | None
+        self,
+        out_dir: Path,
+        *,
+        keep_last: int,
+        keep_every: int,
+        keep_best_by: str | None,
+        store: RunStore | None = None,
     ) -> None:
         self._out_dir = out_dir
+        self._store = store or RunStore(out_dir)
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._keep_best_by = keep_best_by
@@ -85,7 +90,7 @@ class Retention:
         retained = self._select_retained(candidates)
         for candidate in candidates:
             if candidate not in retained and candidate.folder.resolve() != self._resumed_from:
-                _delete_checkpoint(candidate)
+                self._store.delete(candidate)
 
     def find_best(self) -> Checkpoint | None:
         """Returns the intact checkpoint with the best value of `keep_best_by`, if any."""
@@ -127,6 +132,8 @@ class Retention:
 
     def _is_intact(self, saved: Checkpoint) -> bool:
         """Whether a checkpoint is intact; reads it unless its files are as last verified."""
+        if self._store.holds(saved):
+            return True
         try:
             stamps = _read_stamps(saved.folder)
             verification = self._verified.get(saved.folder)
@@ -154,17 +161,6 @@ def _read_stamps(folder: Path) -> list[_FileStamp]:
         status = path.lstat()
         stamps.append(_FileStamp(str(path), status.st_size, status.st_mtime_ns))
     return sorted(stamps)
-
-
-def _delete_checkpoint(saved: Checkpoint) -> None:
-    """Deletes a checkpoint; logs a warning if that fails."""
-    try:
-        # Renamed first, so that an interrupted deletion leaves no damaged checkpoint in the list.
-        deleted_folder = saved.folder.with_name(f"tmp-{saved.folder.name}-deleted")
-        saved.folder.rename(deleted_folder)
-        shutil.rmtree(deleted_folder)
-    except OSError as error:
-        logger.warning("%s could not be deleted: %s", saved.folder, error)
 
 
 def _read_costs(saved: Checkpoint, name: str | None) -> list[float]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bsmeta.config.run_location import is_in_bucket, locate_run_folder
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
 from bsmeta.core.environment import describe_environment, format_utc_now
@@ -34,6 +35,7 @@ from bsmeta.training.run_folder import (
     record_stopped_start,
     write_stopped_start,
 )
+from bsmeta.training.run_store import RunStore, open_store
 from bsmeta.training.shared_folder import check_is_shared
 from bsmeta.training.task import Task
 from bsmeta.training.trainer import Trainer
@@ -77,17 +79,21 @@ def run_training(
         UserError: If the folder, the data or the launch does not match the configuration.
         TrainingError: If the run diverged, or one of its processes died.
     """
-    out_dir = Path(config.out_dir)
+    out_dir = locate_run_folder(config)
     with record_refusal(out_dir):
+        store = open_store(config)
         accelerator = create_accelerator(config, deepspeed_config, reshards)
     processes = Processes.of_group(accelerator.device)
 
-    with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
+    with (
+        _close_store(store),
+        Watchdog(processes, config.distributed_timeout_s, stop) as watchdog,
+    ):
         with record_refusal(out_dir):
             schedule = Schedule.of(config, task.steps_per_epoch(processes.size))
         stop.leave = lambda name: _record_early_end(out_dir, watchdog, name)
 
-        folder = RunFolder(out_dir.resolve())
+        folder = RunFolder(store.folder, store)
         resume = may_resume(config.resume_from_checkpoint_dir, folder.path)
         processes.on_main(
             lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
@@ -107,6 +113,23 @@ def run_training(
     return code
 
 
+@contextmanager
+def _close_store(store: RunStore) -> Iterator[None]:
+    """Context that closes the store of a run; an error of the run is more important than its own.
+
+    Only rank 0 has opened it; on other ranks, closing does nothing.
+    """
+    try:
+        yield
+    except BaseException:
+        try:
+            store.close()
+        except (UserError, TrainingError) as error:
+            logger.warning("%s", error)
+        raise
+    store.close()
+
+
 def _train_and_export(
     config: RunConfig,
     schedule: Schedule,
@@ -119,9 +142,13 @@ def _train_and_export(
     """Resumes or begins the run, trains, exports the model, and returns the exit code."""
     processes = Processes.of_group(accelerator.device)
     watchdog.enter("checking that all processes share out_dir")
-    check_is_shared(folder.path, "out_dir", processes)
+    check_is_shared(
+        folder.path, "staging_dir" if is_in_bucket(config.out_dir) else "out_dir", processes
+    )
 
     watchdog.enter("looking for a checkpoint to resume from")
+    if config.resume_from_checkpoint_dir == "latest":
+        processes.on_main(folder.store.fetch_newest)
     resume = find_resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
     watchdog.step = resume.saved.step if resume else 0
     if processes.is_main:

@@ -31,6 +31,7 @@ from bsmeta.core.rank import read_rank
 from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG_FILE
+from bsmeta.training.run_store import RunStore
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
     from bsmeta.training.processes import Processes
@@ -157,10 +158,13 @@ def _overwrite_status(file: Path, text: str) -> bool:
     return True
 
 
-def read_status(out_dir: Path) -> dict[str, Any]:
+def read_status(out_dir: Path, is_held: bool | None = None) -> dict[str, Any]:
     """Reads `status.json`; the state is `running` only while a process holds the folder's lock.
 
     A killed process leaves `running` in the file: its state is `failed`, without an exit code.
+
+    Args:
+        is_held: Whether a process holds the run, if the folder is a copy of it.
 
     Raises:
         OSError: If there is no such file, or it cannot be read.
@@ -170,7 +174,9 @@ def read_status(out_dir: Path) -> dict[str, Any]:
     if not isinstance(status, dict):
         raise ValueError("expected a JSON object")
 
-    if status.get("state") == "running" and not _is_locked(out_dir):
+    if is_held is None:
+        is_held = _is_locked(out_dir)
+    if status.get("state") == "running" and not is_held:
         status["state"] = "failed"
         status["message"] = (
             "the process ended without writing its status: it was killed, or its machine failed"
@@ -261,11 +267,13 @@ class RunFolder:
     are restored. Only the earlier checkpoints are lost.
 
     Attributes:
+        store: Publishes the folder; by default, the folder is its own publication.
         process_log: The log of this process, which is restored with the folder.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, store: RunStore | None = None) -> None:
         self.path = path
+        self.store = store or RunStore(path)
         self.process_log: ProcessLog | None = None
 
         self._lock = FileLock(path / _LOCK)
@@ -288,8 +296,12 @@ class RunFolder:
                 if it is not writable.
         """
         try:
-            self._claim(resume=resume, overwrite=overwrite)
+            if self.store.uploads:  # the bucket decides whether there is an earlier run
+                self._claim(resume=True, overwrite=False)
+            else:
+                self._claim(resume=resume, overwrite=overwrite)
             checkpoint.remove_leftovers(self.path)
+            self.store.open(resume=resume, overwrite=overwrite)
             if not (self.path / CONFIG_FILE).exists():
                 write_text(self.path / CONFIG_FILE, format_yaml(config))
             self._mark_as_held()
@@ -353,6 +365,7 @@ class RunFolder:
         Called after all checks: until then the folder remains as the earlier run left it.
         """
         self.rebuild_if_deleted()
+        self.store.delete_later(step)
         checkpoint.set_aside_newer(self.path, step)
 
         # The run repeats the later steps, so their lines in the logs are dropped.
@@ -364,6 +377,7 @@ class RunFolder:
 
         write_text(self.path / CONFIG_FILE, format_yaml(config))
         self.remember_file(CONFIG_FILE)
+        self.store.begin()
 
     def open_log(self, name: str) -> Log:
         """Opens a log of this process, which is restored if the folder is deleted."""

@@ -33,7 +33,7 @@ from bsmeta.models.manifest import write_model_manifest
 from bsmeta.models.pretrained import record_tokenizer
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import Checkpoint, list_faults
-from bsmeta.training.disk_space import check_room, explain_full_disk
+from bsmeta.training.disk_space import check_room, explain_full_disk, measure_checkpoint
 from bsmeta.training.engine import Engine, Snapshot
 from bsmeta.training.processes import Processes
 from bsmeta.training.retention import Retention
@@ -97,15 +97,19 @@ class Saver:
         self._engine = engine
         self._run_folder = run_folder
         self._processes = processes
+        self._store = run_folder.store
         self.retention = Retention(
             run_folder.path,
             keep_last=config.keep_last_checkpoints,
             keep_every=config.keep_every_checkpoint_steps,
             keep_best_by=config.keep_best_by,
+            store=self._store,
         )
         # Its thread is no daemon: a run that fails for another reason completes the checkpoint.
         self._writer = ThreadPoolExecutor(1, "checkpoint writer")
         self._saving: Future[None] | None = None  # the last asynchronous save
+        self._uploader = ThreadPoolExecutor(1, "checkpoint uploader")
+        self._uploading: Future[None] | None = None  # the last upload to a bucket (rank 0)
         self._finished: queue.SimpleQueue[Saved] = queue.SimpleQueue()
 
     def save(self, step: int, state: dict[str, Any], data: dict[str, Any]) -> None:
@@ -193,20 +197,32 @@ class Saver:
     ) -> None:
         """Writes a checkpoint of the run, deletes old ones, and records the time it took.
 
+        The upload to a bucket continues in a thread.
+
         Args:
             began: When the save began, by `time.perf_counter`.
             loop_seconds: Time that the loop waited; None: until the save is complete.
         """
         committed = self._write_checkpoint(self._run_folder.path, contents, source)
 
+        if loop_seconds is None and self._store.uploads:
+            loop_seconds = time.perf_counter() - began
+
         def record() -> None:
-            seconds = time.perf_counter() - began
-            self.retention.prune(committed)
             self._run_folder.write_status("running", contents.step, None)
+            self._store.publish(committed)
+            self.retention.prune(committed)
+            seconds = time.perf_counter() - began
             waited = seconds if loop_seconds is None else loop_seconds
             self._finished.put(Saved(committed, seconds, waited))
 
-        source.processes.on_main(record)
+        def record_or_upload() -> None:
+            if self._store.uploads:
+                self._uploading = self._uploader.submit(record)
+            else:
+                record()
+
+        source.processes.on_main(record_or_upload)
 
     def _write_checkpoint(self, out_dir: Path, contents: _Contents, source: Snapshot) -> Checkpoint:
         """Writes and commits a checkpoint in a folder; all of the source's processes call it."""
@@ -248,6 +264,7 @@ class Saver:
             faults = list_faults(saved, self._processes)
             if faults:
                 raise CheckpointError("a save before the first step: " + "\n".join(faults))
+            self._processes.on_main(lambda: self._store.check_room(measure_checkpoint(saved)))
             yield saved
             self._processes.barrier()  # every rank has read it
         finally:
@@ -256,20 +273,35 @@ class Saver:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an asynchronous save has failed on this rank; `finish` raises rank 0's error."""
-        saving = self._saving
-        return saving is not None and saving.done() and saving.exception() is not None
+        """Whether a save in a thread has failed on this rank; `finish` raises rank 0's error."""
+        saves = (self._saving, self._uploading)
+        return any(
+            saving is not None and saving.done() and saving.exception() is not None
+            for saving in saves
+        )
 
     def finish(self) -> None:
-        """Waits for the save in progress; raises its error, if any, on every rank."""
+        """Waits for the save and the upload in progress; raises an error of rank 0 on every rank.
+
+        Raises:
+            TrainingError: If another run has claimed the bucket.
+            DataError: If the disk is full, or the server of the bucket keeps failing.
+        """
         self.settle()
-        saving = self._saving
-        self._processes.on_main(lambda: None if saving is None else saving.result())
+
+        def raise_error() -> None:
+            for saving in (self._saving, self._uploading):
+                if saving is not None:
+                    saving.result()
+
+        self._processes.on_main(raise_error)
 
     def settle(self) -> None:
-        """Waits for the save in progress on this rank, and ignores its error."""
+        """Waits for the save and the upload in progress on this rank, and ignores errors."""
         if self._saving is not None:
             wait([self._saving])
+        if self._uploading is not None:  # set by the save
+            wait([self._uploading])
 
     def take_finished(self) -> list[Saved]:
         """Returns the saves that were committed since the last call (rank 0)."""
@@ -313,7 +345,14 @@ class Saver:
         """
         if not self._config.export_best:
             return None
-        return self._processes.on_main(self.retention.find_best)
+
+        def fetch_best() -> Checkpoint | None:
+            best = self.retention.find_best()
+            if best is not None:
+                self._store.fetch(best)
+            return best
+
+        return self._processes.on_main(fetch_best)
 
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """Writes the model for `from_pretrained` (rank 0)."""

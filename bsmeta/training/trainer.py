@@ -466,11 +466,11 @@ class Trainer:
         return self._is_done() or checkpoint.folder.parent.resolve() == self.run_folder.path
 
     def _rehearse_save(self) -> None:
-        """Saves and loads the state once before the first step of a run of several processes.
+        """Saves and loads the state before the first step of several processes, or in a bucket.
 
         Faults of the folder, the disk or the network then show in the first minute.
         """
-        if self.processes.size == 1:
+        if self.processes.size == 1 and not self.run_folder.store.uploads:
             return
 
         self.watchdog.enter("rehearsing a save and a load")
@@ -561,6 +561,7 @@ class Trainer:
 
         step = self.progress.step
         self.watchdog.enter(f"step {step}: looking for a checkpoint to roll back to")
+        self.processes.on_main(lambda: self.run_folder.store.fetch_newest(step))
         saved = find_rollback_point(self.run_folder.path, step, self.processes)
         self.tracker.record_event("spike", step, loss=loss, has_checkpoint=saved is not None)
         if saved is None:

@@ -56,6 +56,24 @@ def test_a_run_name_that_is_a_path_is_refused(name: str) -> None:
     assert list_refused_keys(run_name=name) == ["run_name"]
 
 
+@pytest.mark.parametrize(
+    "out_dir",
+    [
+        "gs://bucket/run",
+        "az://box/run",
+        "hf://me/run",
+        "s3://bucket",
+        "s3://bucket/",
+        "s3://B/run",
+        "s3://b/run?token=1",
+        "s3://me:pass@b/run",
+    ],
+)
+def test_an_address_that_cannot_hold_a_run_is_refused(out_dir: str) -> None:
+    assert list_refused_keys(out_dir="s3://bucket/runs/first") == []
+    assert list_refused_keys(out_dir=out_dir) == ["out_dir"]
+
+
 @pytest.mark.parametrize("out_dir", ["runs/lr=1", "", "/", ".", "runs/\n", str(Path.home())])
 def test_a_run_folder_that_is_shared_or_unprintable_is_refused(out_dir: str) -> None:
     assert list_refused_keys(out_dir=out_dir) == ["out_dir"]

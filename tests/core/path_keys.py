@@ -12,6 +12,7 @@ TAKE_ADDRESSES = {
     "data_config.train_file",
     "data_config.validation_file",
     "measure.validation_file",
+    "out_dir",
     "pages",
     "train_file",
     "validation_file",

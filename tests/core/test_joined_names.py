@@ -42,6 +42,10 @@ JOINS = {
         "Path(self.path) / self._normalize_file_name(config_path)": "named by the user's own files",
         "folder / name": "named by the schema",
     },
+    "config/run_location.py": {
+        "Path(config.staging_dir) / name_local_folder(config.out_dir)":
+            "a hash after the user's address",
+    },
     "config/schema_choice.py": {
         "folder / f'{name}.yaml'": "named by the user's own files",
     },
@@ -206,8 +210,22 @@ JOINS = {
     "training/rng.py": {
         "folder / 'rng' / f'rank{rank}.pt'": "a number",
     },
-    "training/retention.py": {
+    "training/run_copy.py": {
+        "cache / 'bsmeta' / 'runs' / name_local_folder(self.url)":
+            "a hash after the user's address",
+        "self.folder / folder": "checkpoint-{step}step, or a constant",
+        "self.folder / name": "checked by read_manifest",
+        "self.folder / path": "checkpoint-{step}step, and a constant",
+        "self.folder / self._checkpoint": "checkpoint-{step}step",
+    },
+    "training/run_store.py": {
+        "saved.folder / file": "checked by read_manifest",
         "saved.folder.with_name(f'tmp-{saved.folder.name}-deleted')": "beside a path",
+        "self.folder / file": "checked by read_manifest",
+        "self.folder / folder": "checkpoint-{step}step",
+        "self.folder / folder / file": "checkpoint-{step}step; checked by read_manifest",
+        "self.folder / log": "a pattern without slashes",
+        "self.folder / name": "files of the folder itself; checkpoint-{step}step and a constant",
     },
     "training/saving.py": {
         "folder.with_name(f'.tmp-{folder.name}')": "beside a path",
@@ -234,6 +252,7 @@ GATED = {
         "tests/tasks/causal_lm/generation/test_attribute_mode.py"
     ),
     "tasks/disambiguation/array_folder.py": "tests/tasks/disambiguation/test_array_folder.py",
+    "training/run_copy.py": "tests/training/test_run_copy.py",
 }
 """Module that calls `join_inside` -> the test that feeds it `HOSTILE_NAMES`."""
 

@@ -27,6 +27,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, DataConfig, compute_row_length
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import configure_phases
+from bsmeta.config.run_location import locate_run_folder
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.core.log_once import log_once
@@ -613,7 +614,7 @@ class CausalLanguageModel(Task):
         tokenizer = prepare_tokenizer(self._config.data_config, self.tokenizer, template)
         # In tokenizer_config.json, where every version of every program looks for the template.
         tokenizer.save_pretrained(str(folder), save_jinja_files=False)
-        metrics = Path(self._config.out_dir) / "metrics.jsonl"
+        metrics = locate_run_folder(self._config) / "metrics.jsonl"
         write_card(self._config, metrics, sys.argv, folder, template)
 
     def finalize_export(self, folder: Path) -> None:

@@ -28,6 +28,7 @@ from scipy.sparse import csr_matrix, hstack
 from scipy.special import expit, logsumexp
 from torch import nn
 
+from bsmeta.config.run_location import locate_run_folder
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import build_atomically, delete_path
 from bsmeta.core.parsing import parse_json
@@ -144,7 +145,7 @@ def open_systems(task: ClassifierTask, methods: Sequence[str]) -> Systems:
     """
     config = task.config
     examples = task.examples
-    folder = Path(config.out_dir) / SYSTEMS_FOLDER
+    folder = locate_run_folder(config) / SYSTEMS_FOLDER
     metric = choose_metric(config, has_several=examples.has_several)
     key = {
         "examples": examples.key,

@@ -1,0 +1,259 @@
+"""Reads, writes and deletes the objects of a run in a bucket on S3, with botocore.
+
+The store of `bsmeta.data.io.objects` only reads, in loader processes that are forked; this client
+is used in the threads of one process, so that botocore can send the requests and retry them.
+Each object is uploaded with the SHA-256 of its content, which the server verifies.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bsmeta.config.run_location import BUCKET_URL
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.progress import report_progress
+from bsmeta.core.secrets import declare_secrets, redact
+
+PART_BYTES = 64 << 20
+"""Size of the parts in which larger files are uploaded; a file has at most 10,000 parts."""
+MAX_PARTS = 10_000
+ATTEMPTS = 10
+"""Attempts of a request, unless AWS_MAX_ATTEMPTS is set; botocore waits up to 20 s between two."""
+
+_BLOCK_BYTES = 1 << 20
+_REFUSED_STATUSES = (400, 401, 403, 404)
+_INTERRUPTION_CODES = ("RequestTimeout", "IncompleteBody", "BadDigest")
+
+
+class ObjectExistsError(Exception):
+    """A conditional upload found an object of this name."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object in a listing: its name below the prefix, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+class RunBucket:
+    """The objects below the prefix of a run; methods can be called from several threads.
+
+    Attributes:
+        url: `s3://BUCKET/PREFIX`, for messages.
+
+    Args:
+        part_bytes: Size of the parts of an upload.
+
+    Raises:
+        ConfigurationError: If the configuration of AWS is malformed, or there are no credentials.
+    """
+
+    def __init__(self, url: str, *, part_bytes: int = PART_BYTES) -> None:
+        from botocore.config import Config
+        from botocore.session import Session
+
+        match = BUCKET_URL.fullmatch(url)
+        assert match is not None, url  # checked with the configuration
+        self.url = f"s3://{match[1]}/{match[2]}"
+        self._bucket = match[1]
+        self._prefix = f"{match[2]}/"
+        self._part_bytes = part_bytes
+
+        with self._convert_errors("opening"):
+            session = Session()
+            credentials = session.get_credentials()
+            if credentials is None:
+                raise ConfigurationError(
+                    f"out_dir={self.url}: found no credentials; set AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+                )
+            frozen = credentials.get_frozen_credentials()
+            declare_secrets(frozen.secret_key, frozen.token)
+
+            retries: dict[str, Any] = {"mode": "standard"}
+            if "AWS_MAX_ATTEMPTS" not in os.environ:
+                retries["total_max_attempts"] = ATTEMPTS
+            self._client = session.create_client("s3", config=Config(retries=retries))
+
+    def list_objects(self, folder: str = "") -> list[StoredObject]:
+        """Lists the objects whose names begin with `folder`."""
+        objects: list[StoredObject] = []
+        with self._convert_errors("listing"):
+            paginator = self._client.get_paginator("list_objects_v2")
+            for page in paginator.paginate(Bucket=self._bucket, Prefix=self._prefix + folder):
+                for entry in page.get("Contents", []):
+                    name = entry["Key"].removeprefix(self._prefix)
+                    objects.append(StoredObject(name, entry["Size"]))
+        return objects
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of a small object; None if it does not exist."""
+        with self._convert_errors(f"reading {name}"):
+            try:
+                response = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            except self._client.exceptions.NoSuchKey:
+                return None
+            content: bytes = response["Body"].read()
+        return content
+
+    def download(self, name: str, file: Path) -> None:
+        """Writes the content of an object to a file; the caller verifies it."""
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+        with self._convert_errors(f"reading {name}"), file.open("wb") as stream:
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    self._append_rest(name, stream)
+                    return
+                except (HTTPClientError, IncompleteReadError):  # the connection was interrupted
+                    if attempt == ATTEMPTS:
+                        raise
+                    time.sleep(min(2**attempt, 20) * random.random())
+
+    def _append_rest(self, name: str, stream: BinaryIO) -> None:
+        """Appends the bytes of an object after those that the stream has already."""
+        source = {"Bucket": self._bucket, "Key": self._prefix + name}
+        position = stream.tell()
+        if position:
+            if position == self._client.head_object(**source)["ContentLength"]:
+                return
+            source["Range"] = f"bytes={position}-"
+
+        response = self._client.get_object(**source)
+        for block in response["Body"].iter_chunks(_BLOCK_BYTES):
+            stream.write(block)
+            report_progress()
+
+    def write(self, name: str, content: bytes, *, is_new: bool = False) -> None:
+        """Uploads a small object.
+
+        Args:
+            is_new: Only if there is no object of this name (`If-None-Match: *`).
+
+        Raises:
+            ObjectExistsError: If `is_new`, and an object with other content exists.
+        """
+        condition = {"IfNoneMatch": "*"} if is_new else {}
+        with self._convert_errors(f"writing {name}"):
+            try:
+                self._client.put_object(
+                    Bucket=self._bucket,
+                    Key=self._prefix + name,
+                    Body=content,
+                    ChecksumSHA256=_encode_digest(content),
+                    **condition,
+                )
+                return
+            except self._client.exceptions.ClientError as error:
+                if not is_new or _read_status(error) not in (409, 412):
+                    raise
+
+        # If the response to an earlier attempt was lost, the object is the one of this call.
+        if self.read(name) != content:
+            raise ObjectExistsError(f"{self.url}/{name}")
+
+    def upload(self, name: str, file: Path) -> None:
+        """Uploads a file, in parts if it is large."""
+        size = file.stat().st_size
+        if size <= self._part_bytes:
+            self.write(name, file.read_bytes())
+            report_progress()
+            return
+
+        with self._convert_errors(f"writing {name}"):
+            target = {"Bucket": self._bucket, "Key": self._prefix + name}
+            upload = self._client.create_multipart_upload(**target, ChecksumAlgorithm="SHA256")
+            target["UploadId"] = upload["UploadId"]
+            try:
+                parts = self._upload_parts(file, size, target)
+                self._client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts})
+            except BaseException:
+                self._client.abort_multipart_upload(**target)
+                raise
+
+    def _upload_parts(self, file: Path, size: int, target: dict[str, str]) -> list[dict[str, Any]]:
+        """Uploads the parts of a file; returns their numbers, ETags and checksums."""
+        part_bytes = max(self._part_bytes, -(-size // MAX_PARTS))
+        parts: list[dict[str, Any]] = []
+        with file.open("rb") as stream:
+            while content := stream.read(part_bytes):
+                number = len(parts) + 1
+                checksum = _encode_digest(content)
+                response = self._client.upload_part(
+                    **target, PartNumber=number, Body=content, ChecksumSHA256=checksum
+                )
+                parts.append(
+                    {"PartNumber": number, "ETag": response["ETag"], "ChecksumSHA256": checksum}
+                )
+                report_progress()
+        return parts
+
+    def delete(self, *names: str) -> None:
+        """Deletes objects, one after the other; missing ones are ignored."""
+        for name in names:
+            with self._convert_errors(f"deleting {name}"):
+                self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
+            report_progress()
+
+    @contextmanager
+    def _convert_errors(self, action: str) -> Iterator[None]:
+        """Converts errors of botocore, in which secrets are redacted.
+
+        Raises:
+            ConfigurationError: If the request is refused.
+            DataError: If the server cannot be reached, or keeps failing.
+        """
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            HTTPClientError,
+            IncompleteReadError,
+        )
+
+        try:
+            yield
+        except ClientError as error:
+            is_refused = _read_status(error) in _REFUSED_STATUSES
+            if not is_refused or error.response["Error"]["Code"] in _INTERRUPTION_CODES:
+                raise self._make_failure(action, error) from None
+            raise ConfigurationError(
+                f"out_dir={self.url}: {action}: {redact(str(error))}; expected a bucket that "
+                "exists and credentials with s3:ListBucket, s3:GetObject, s3:PutObject and "
+                "s3:DeleteObject. Correct out_dir, AWS_PROFILE or AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or AWS_ENDPOINT_URL"
+            ) from None
+        except (HTTPClientError, IncompleteReadError) as error:
+            raise self._make_failure(action, error) from None
+        except (BotoCoreError, ValueError) as error:  # ValueError: a malformed endpoint
+            raise ConfigurationError(
+                f"out_dir={self.url}: {action}: {redact(str(error))}; correct the configuration of "
+                "AWS (its environment variables, ~/.aws)"
+            ) from None
+
+    def _make_failure(self, action: str, error: Exception) -> DataError:
+        """Makes the error for a server that cannot be reached, or keeps failing."""
+        return DataError(
+            f"{self.url}: {action}: {redact(str(error))}; see whether the server can be reached "
+            "(AWS_ENDPOINT_URL, a proxy), and resume (resume_from_checkpoint_dir=latest)"
+        )
+
+
+def _encode_digest(content: bytes) -> str:
+    """Returns the SHA-256 of an object, in the form of its header."""
+    return base64.b64encode(hashlib.sha256(content).digest()).decode()
+
+
+def _read_status(error: Any) -> int:
+    """Returns the HTTP status of botocore's `ClientError`."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -1,0 +1,160 @@
+"""Local copies of runs in buckets, for programs that read them: evaluation, prediction, `open_run`.
+
+A copy has the files of the run except the states of checkpoints; models are copied on request. It
+is kept in the cache of the user, so that a model is downloaded once.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bsmeta.config.run_location import BUCKET_URL, name_local_folder
+from bsmeta.config.steps import CHECKPOINT_NAME
+from bsmeta.core.errors import CheckpointError, DataError
+from bsmeta.core.files import join_inside, replace_atomically
+from bsmeta.core.secrets import format_url
+from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
+from bsmeta.training.bucket import RunBucket
+from bsmeta.training.checkpoint import CONFIG_FILE
+from bsmeta.training.run_store import RUN_OBJECTS, is_claim, join_logs, list_log_parts
+
+MODEL = "model"
+
+
+class RunCopy:
+    """The copy of a run.
+
+    Attributes:
+        url: Address of the run.
+        folder: The local folder.
+        is_running: Whether a process held the prefix at the last `update`; a killed process
+            continues to hold it.
+
+    Args:
+        url: Address of the run, or of a checkpoint or a model in it.
+
+    Raises:
+        UserError: If it is not an address of a bucket, or there are no credentials.
+    """
+
+    def __init__(self, url: str) -> None:
+        if BUCKET_URL.fullmatch(url) is None:
+            raise DataError(f"{format_url(url)}: expected the address s3://BUCKET/PREFIX of a run")
+
+        parts = url.rstrip("/").split("/")
+        self.is_model = parts[-1] == MODEL
+        if self.is_model:
+            parts.pop()
+        is_checkpoint = CHECKPOINT_NAME.fullmatch(parts[-1]) is not None
+        self._checkpoint = parts.pop() if is_checkpoint else ""
+
+        self.url = "/".join(parts)
+        self._bucket = RunBucket(self.url)
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        self.folder = cache / "bsmeta" / "runs" / name_local_folder(self.url)
+        self.is_running = False
+        self._sizes: dict[str, int] = {}
+
+    def update(self) -> None:
+        """Copies the small files of the run, and the manifests of its checkpoints.
+
+        Raises:
+            DataError: If there is no run at the address.
+        """
+        sizes = {entry.name: entry.size for entry in self._bucket.list_objects()}
+        if CONFIG_FILE not in sizes:
+            raise DataError(
+                f"{self.url}: found no {CONFIG_FILE}; expected the address of a run (its out_dir)"
+            )
+        self._sizes = sizes
+        self.is_running = any(map(is_claim, sizes))
+
+        for log, parts in list_log_parts(sizes).items():
+            content = join_logs(self._bucket, parts)
+            self._write(log, content)
+        for name in sizes:
+            top = name.split("/")[0]
+            is_log = top in list_log_parts([name])
+            is_manifest = CHECKPOINT_NAME.fullmatch(top) and name == f"{top}/{MANIFEST}"
+            is_other = not CHECKPOINT_NAME.fullmatch(top) and top not in (RUN_OBJECTS, MODEL)
+            if is_manifest or (is_other and not is_log):
+                self._write(name, self._bucket.read(name) or b"")
+
+    def copy_model(self) -> Path:
+        """Copies the model that the address names, and verifies it by its manifest.
+
+        It is the one of the named checkpoint, or else the final one, or else that of the newest
+        checkpoint with a model.
+
+        Returns:
+            The folder of the run, the checkpoint or the model.
+
+        Raises:
+            DataError: If there is no such model.
+            CheckpointError: If an object has changed.
+        """
+        self.update()
+        checkpoints = [name for name in self._list_checkpoints() if self._has_model(name)]
+        if self._checkpoint:
+            parent = self._checkpoint
+        elif self._has_model("") or not checkpoints:
+            parent = ""
+        else:
+            parent = checkpoints[-1]
+
+        path = f"{parent}/{MODEL}".lstrip("/")
+        if not self._has_model(parent):
+            raise DataError(
+                f"checkpoint={self.url}: found no {path}; checkpoints with a model: "
+                f"{', '.join(checkpoints) or 'none'}"
+            )
+        self._copy_verified(parent or MODEL, path)
+        if parent:
+            self._write(f"{parent}/{CONFIG_FILE}", self._bucket.read(CONFIG_FILE) or b"")
+
+        if self.is_model:
+            return self.folder / path
+        return self.folder / self._checkpoint
+
+    def _list_checkpoints(self) -> list[str]:
+        """Lists the names of the checkpoints, oldest first."""
+        steps: dict[str, int] = {}
+        for name in self._sizes:
+            folder, _, file = name.partition("/")
+            match = CHECKPOINT_NAME.fullmatch(folder)
+            if match is not None and file == MANIFEST:
+                steps[folder] = int(match[1])
+        return sorted(steps, key=lambda folder: steps[folder])
+
+    def _has_model(self, parent: str) -> bool:
+        """Whether a published checkpoint, or the run itself (""), has a model."""
+        is_published = not parent or f"{parent}/{MANIFEST}" in self._sizes
+        return is_published and f"{parent}/{MODEL}/config.json".lstrip("/") in self._sizes
+
+    def _copy_verified(self, folder: str, path: str) -> None:
+        """Copies the files below `path` that the manifest of `folder` lists."""
+        manifest_name = f"{folder}/{MANIFEST}"
+        self._write(manifest_name, self._bucket.read(manifest_name) or b"")
+        for file, entry in read_manifest(self.folder / folder).files.items():
+            name = f"{folder}/{file}"
+            target = self.folder / name
+            if not name.startswith(f"{path}/") or find_fault(target, entry) is None:
+                continue
+
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replace_atomically(target) as temporary:
+                self._bucket.download(name, temporary)
+                fault = find_fault(temporary, entry)
+                if fault is not None:
+                    difference = fault.removeprefix(f"{temporary}: ")
+                    raise CheckpointError(
+                        f"{self.url}/{name}: the object has changed: {difference}"
+                    )
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Writes a file of the copy."""
+        path = join_inside(self.folder, name, self.url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_atomically(path) as temporary:
+            temporary.write_bytes(content)

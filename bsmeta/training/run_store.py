@@ -1,0 +1,551 @@
+"""Where the files of a run are kept: in its run folder, or in a bucket.
+
+All parts of a run write to a local run folder. `RunStore` publishes it: a local run folder is
+its own publication; `BucketStore` uploads the folder to a prefix of a bucket.
+
+    .bsmeta-run/run.txt                 marks the prefix as that of a run
+    .bsmeta-run/claim-000002            names the process that may write
+    checkpoint-8step/…, manifest.json   the manifest last, by a conditional upload
+    metrics.jsonl/000002-000001         lines of a log: start of the run, number of the part
+    status.json, config.yaml, model/…   other files, as they are
+
+A checkpoint exists in the bucket exactly if its manifest does. Locally, older checkpoints shrink to
+stubs: the manifest, the states in JSON and the configuration. `fetch` completes a stub again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from bsmeta.config.run_location import is_in_bucket, locate_run_folder
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import CHECKPOINT_NAME
+from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError, TrainingError
+from bsmeta.core.files import format_bytes, measure_free_bytes, replace_atomically
+from bsmeta.core.parsing import parse_json
+from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
+from bsmeta.training.bucket import ObjectExistsError, RunBucket
+from bsmeta.training.checkpoint import (
+    CONFIG_FILE,
+    DATA_STATE_FILE,
+    KEEP_FILE,
+    TRAINER_STATE_FILE,
+    Checkpoint,
+    list_checkpoints,
+)
+
+RUN_OBJECTS = ".bsmeta-run"
+MARK_OBJECT = f"{RUN_OBJECTS}/run.txt"
+PUBLISH_INTERVAL_S = 60.0
+"""Seconds between uploads of the logs while no checkpoint is saved."""
+
+_CLAIMS = f"{RUN_OBJECTS}/claim-"
+_LOG = re.compile(r"[^/]+\.jsonl|log-rank\d+\.txt")
+_LOG_PART = re.compile(rf"({_LOG.pattern})/(\d{{6}})-(\d{{6}})")
+_STUB_FILES = (MANIFEST, TRAINER_STATE_FILE, DATA_STATE_FILE, CONFIG_FILE)
+_NUM_UPLOADS = 4  # files that are uploaded or deleted at a time
+
+logger = logging.getLogger(__name__)
+
+
+class RunStore:
+    """A run folder that is its own publication; most methods have nothing to do.
+
+    Rank 0 calls all methods.
+
+    Attributes:
+        folder: The local run folder.
+        uploads: Whether `publish` takes time, and is therefore called in a thread.
+    """
+
+    uploads = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, *, resume: bool, overwrite: bool) -> None:
+        """Claims the store for this run, and makes the locked local folder agree with it."""
+
+    def delete_later(self, step: int) -> None:
+        """Deletes the published checkpoints after the step that a run continues from."""
+
+    def begin(self) -> None:
+        """Publishes the local logs, which now end at the step that the run continues from."""
+
+    def check_room(self, checkpoint_bytes: int) -> None:
+        """Refuses a run whose checkpoints do not fit into the local folder."""
+
+    def fetch(self, saved: Checkpoint) -> None:
+        """Makes the local copy of a checkpoint complete."""
+
+    def fetch_newest(self, last_step: int | None = None) -> None:
+        """Makes the local copy of the newest intact checkpoint up to a step complete."""
+
+    def holds(self, saved: Checkpoint) -> bool:
+        """Whether an intact copy of a checkpoint exists elsewhere than in the local folder."""
+        return False
+
+    def publish(self, saved: Checkpoint) -> None:
+        """Publishes a checkpoint that was committed in the local folder, and all other files."""
+
+    def delete(self, saved: Checkpoint) -> None:
+        """Deletes a checkpoint; logs a warning if that fails."""
+        try:
+            # Renamed first, so that an interrupted deletion leaves no damaged checkpoint.
+            deleted_folder = saved.folder.with_name(f"tmp-{saved.folder.name}-deleted")
+            saved.folder.rename(deleted_folder)
+            shutil.rmtree(deleted_folder)
+        except OSError as error:
+            logger.warning("%s could not be deleted: %s", saved.folder, error)
+
+    def close(self) -> None:
+        """Publishes all files at the end of the run, and releases the store."""
+
+
+class BucketStore(RunStore):
+    """A run in a bucket, with a local staging folder.
+
+    Args:
+        max_bytes: Size limit of the staging folder; None: the free disk space.
+    """
+
+    uploads = True
+
+    def __init__(self, folder: Path, bucket: RunBucket, max_bytes: int | None = None) -> None:
+        super().__init__(folder)
+        self._bucket = bucket
+        self._max_bytes = max_bytes
+        self._claim_name: str | None = None
+        host = socket.gethostname()
+        claim = {"host": host, "process": os.getpid(), "id": uuid.uuid4().hex}
+        self._claim = json.dumps(claim).encode()
+
+        self._committed: set[str] = set()  # names of the checkpoints with a manifest
+        self._stamps: dict[str, tuple[int, int]] = {}  # of the other files, when uploaded
+        self._log_start = 1  # number of this start of the run
+        self._log_parts: dict[str, int] = {}
+        self._log_positions: dict[str, int] = {}  # bytes that are uploaded
+        self._access = threading.RLock()
+        self._has_ended = threading.Event()
+        self._publisher: threading.Thread | None = None
+
+    # --- the start of a run -----------------------------------------------------------------
+
+    def open(self, *, resume: bool, overwrite: bool) -> None:
+        """See `RunStore`.
+
+        Raises:
+            ConfigurationError: If another run holds the prefix, if it has objects that belong to no
+                run, if it has an earlier run that this one neither resumes nor may overwrite, or if
+                a request is refused.
+        """
+        names = [entry.name for entry in self._bucket.list_objects()]
+        claims = sorted(filter(is_claim, names))
+        self._check_prefix(names, claims, resume=resume, overwrite=overwrite)
+        self._claim_prefix(claims)
+
+        manifests = [name for name in names if name.endswith(f"/{MANIFEST}")]
+        if resume:
+            self._committed = {
+                folder
+                for folder, _, file in (name.partition("/") for name in manifests)
+                if file == MANIFEST and CHECKPOINT_NAME.fullmatch(folder)
+            }
+            self._stage(names)
+        else:
+            others = (name for name in names if name not in (*manifests, MARK_OBJECT, *claims))
+            self._bucket.delete(*manifests, *others)
+            self._clear_folder()
+
+    def _check_prefix(
+        self, names: list[str], claims: list[str], *, resume: bool, overwrite: bool
+    ) -> None:
+        """Refuses a prefix that this run may not use."""
+        url = self._bucket.url
+        if names and MARK_OBJECT not in names:
+            raise ConfigurationError(
+                f"out_dir={url}: found objects such as {names[0]}, and no {MARK_OBJECT} of an "
+                "earlier run; expected an empty prefix. Choose another out_dir"
+            )
+
+        if claims:
+            holder = self._read_holder(claims[-1])
+            if _is_alive(holder) or not (resume or overwrite):
+                raise ConfigurationError(
+                    f"out_dir={url}: it is held by process {holder.get('process')} on "
+                    f"{holder.get('host')}; expected a prefix of its own for each run. If that "
+                    "process was killed, resume it (resume_from_checkpoint_dir=latest), or replace "
+                    "it (overwrite_out_dir=true)"
+                )
+        has_earlier_run = any(
+            name.endswith(f"step/{MANIFEST}") or name.startswith("metrics.jsonl/") for name in names
+        )
+        if has_earlier_run and not (resume or overwrite):
+            raise ConfigurationError(
+                f"out_dir={url}: it holds an earlier run; expected an empty prefix. Resume it "
+                "(resume_from_checkpoint_dir=latest), replace it (overwrite_out_dir=true), or "
+                "choose another out_dir"
+            )
+
+    def _read_holder(self, claim: str) -> dict[str, object]:
+        """Reads the process of a claim; {} if it has just been released, or cannot be read."""
+        with suppress(ValueError):
+            holder = parse_json(self._bucket.read(claim) or b"{}")
+            if isinstance(holder, dict):
+                return holder
+        return {}
+
+    def _claim_prefix(self, claims: list[str]) -> None:
+        """Claims the prefix; the holder of an earlier claim then ends at its next save."""
+        number = int(claims[-1].removeprefix(_CLAIMS)) + 1 if claims else 1
+        name = f"{_CLAIMS}{number:06d}"
+        self._bucket.write(MARK_OBJECT, b"A run of bsmeta writes to this prefix.\n")
+        try:
+            self._bucket.write(name, self._claim, is_new=True)
+        except ObjectExistsError:
+            raise ConfigurationError(
+                f"out_dir={self._bucket.url}: another run has just claimed it; expected a prefix "
+                "of its own for each run. Choose another out_dir"
+            ) from None
+        self._claim_name = name
+        self._bucket.delete(*claims)
+
+    def _check_claim(self) -> None:
+        """Raises a TrainingError if another run has claimed the prefix since."""
+        name = self._claim_name
+        assert name is not None
+        if self._bucket.read(name) != self._claim:
+            raise TrainingError(
+                f"out_dir={self._bucket.url}: another process has resumed or replaced this run, "
+                "which therefore ends; nothing more was uploaded"
+            )
+
+    def _clear_folder(self) -> None:
+        """Deletes the staged files of an earlier run."""
+        for entry in self.folder.iterdir():
+            if entry.name.startswith(".") or entry.name == CONFIG_FILE:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def _stage(self, names: list[str]) -> None:
+        """Stages the stubs of all checkpoints and the logs, and removes stale checkpoints."""
+        for saved in list_checkpoints(self.folder):
+            manifest = saved.folder / MANIFEST
+            is_committed = saved.folder.name in self._committed
+            if (
+                not is_committed
+                or not manifest.is_file()
+                or (manifest.read_bytes() != self._bucket.read(f"{saved.folder.name}/{MANIFEST}"))
+            ):
+                shutil.rmtree(saved.folder)
+
+        for folder in self._committed:
+            (self.folder / folder).mkdir(exist_ok=True)
+            for file in _STUB_FILES:
+                if not (self.folder / folder / file).exists():
+                    self._download(f"{folder}/{file}")
+            # `lacks_model` looks for the folder of the model.
+            for file in read_manifest(self.folder / folder).files:
+                (self.folder / folder / file).parent.mkdir(parents=True, exist_ok=True)
+        self._stage_marks(names)
+
+        for log, parts in list_log_parts(names).items():
+            (self.folder / log).write_bytes(join_logs(self._bucket, parts))
+            match = _LOG_PART.fullmatch(parts[0])
+            assert match is not None
+            self._log_start = max(self._log_start, int(match[2]) + 1)
+
+    def _stage_marks(self, names: Iterable[str]) -> None:
+        """Stages the KEEP files that users have put into the bucket."""
+        for name in names:
+            folder, _, file = name.partition("/")
+            if file == KEEP_FILE and folder in self._committed:
+                (self.folder / folder / KEEP_FILE).touch()
+
+    def _download(self, name: str) -> None:
+        """Downloads an object into the staging folder, without verifying it."""
+        with replace_atomically(self.folder / name) as temporary:
+            self._bucket.download(name, temporary)
+
+    def delete_later(self, step: int) -> None:
+        """See `RunStore`; they are damaged, because a run continues from the newest intact one."""
+        for folder in sorted(self._committed):
+            match = CHECKPOINT_NAME.fullmatch(folder)
+            if match is not None and int(match[1]) > step:
+                logger.warning(
+                    "resuming from step %d: the later %s/%s is deleted",
+                    step,
+                    self._bucket.url,
+                    folder,
+                )
+                self._delete_objects(folder)
+                shutil.rmtree(self.folder / folder, ignore_errors=True)
+
+    def begin(self) -> None:
+        """See `RunStore`; a thread then uploads new lines regularly."""
+        old_parts = [
+            entry.name
+            for entry in self._bucket.list_objects()
+            if _LOG_PART.fullmatch(entry.name) is not None
+        ]
+        self.publish_files()
+        self._bucket.delete(*old_parts)
+
+        self._publisher = threading.Thread(target=self._publish_regularly, daemon=True)
+        self._publisher.start()
+
+    def check_room(self, checkpoint_bytes: int) -> None:
+        """See `RunStore`; while one checkpoint is uploaded, the next may be written.
+
+        Raises:
+            ConfigurationError: If two checkpoints do not fit.
+        """
+        required = 2 * checkpoint_bytes
+        free = measure_free_bytes(self.folder)
+        if free < required:
+            raise ConfigurationError(
+                f"staging_dir: {self.folder} has {format_bytes(free)} free; expected "
+                f"{format_bytes(required)} for two checkpoints. Free space, or choose another "
+                "staging_dir"
+            )
+        if self._max_bytes is not None and self._max_bytes < required:
+            raise ConfigurationError(
+                f"staging_max_gb={self._max_bytes / 1e9:g}: found {format_bytes(self._max_bytes)}, "
+                f"expected at least {format_bytes(required)} for two checkpoints; raise it, or "
+                "train a smaller model"
+            )
+
+    # --- checkpoints ------------------------------------------------------------------------
+
+    def holds(self, saved: Checkpoint) -> bool:
+        return saved.folder.name in self._committed
+
+    def fetch_newest(self, last_step: int | None = None) -> None:
+        for saved in reversed(list_checkpoints(self.folder)):
+            if last_step is not None and saved.step > last_step:
+                continue
+            try:
+                self.fetch(saved)
+            except CheckpointError as error:
+                logger.warning("%s", error)
+            else:
+                return
+
+    def fetch(self, saved: Checkpoint) -> None:
+        """See `RunStore`.
+
+        Raises:
+            CheckpointError: If an object is missing or differs from the manifest.
+        """
+        if not self.holds(saved):
+            return
+
+        names = {entry.name for entry in self._bucket.list_objects(f"{saved.folder.name}/")}
+        for file, entry in read_manifest(saved.folder).files.items():
+            path = saved.folder / file
+            if find_fault(path, entry) is None:
+                continue
+
+            name = f"{saved.folder.name}/{file}"
+            if name not in names:
+                raise CheckpointError(f"{self._bucket.url}/{name}: the object is missing")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replace_atomically(path) as temporary:
+                self._bucket.download(name, temporary)
+                fault = find_fault(temporary, entry)
+                if fault is not None:
+                    difference = fault.removeprefix(f"{temporary}: ")
+                    raise CheckpointError(
+                        f"{self._bucket.url}/{name}: the object has changed: {difference}"
+                    )
+
+    def publish(self, saved: Checkpoint) -> None:
+        """See `RunStore`.
+
+        Raises:
+            TrainingError: If another run has claimed the prefix.
+            DataError: If the server keeps failing; the previous checkpoints are kept.
+        """
+        name = saved.folder.name
+        self._check_claim()
+        if name in self._committed:  # a rollback has repeated the step
+            self._delete_objects(name)
+
+        files = [f"{name}/{file}" for file in read_manifest(saved.folder).files]
+        self._call_each(lambda file: self._bucket.upload(file, self.folder / file), files)
+
+        self._check_claim()
+        try:
+            content = (saved.folder / MANIFEST).read_bytes()
+            self._bucket.write(f"{name}/{MANIFEST}", content, is_new=True)
+        except ObjectExistsError as error:
+            raise TrainingError(
+                f"{error} was written by another process during this run, which therefore ends"
+            ) from None
+        self._committed.add(name)
+
+        self._stage_marks(entry.name for entry in self._bucket.list_objects("checkpoint-"))
+        self._shrink_others(saved)
+        self.publish_files()
+
+    def _shrink_others(self, newest: Checkpoint) -> None:
+        """Shrinks the local copies of older published checkpoints to stubs."""
+        for saved in list_checkpoints(self.folder):
+            if saved.step >= newest.step or not self.holds(saved):
+                continue
+            for path in saved.folder.rglob("*"):
+                if path.is_file() and str(path.relative_to(saved.folder)) not in (
+                    *_STUB_FILES,
+                    KEEP_FILE,
+                ):
+                    path.unlink()
+
+    def delete(self, saved: Checkpoint) -> None:
+        """See `RunStore`; the manifest is deleted first."""
+        try:
+            self._delete_objects(saved.folder.name)
+        except (ConfigurationError, DataError) as error:
+            logger.warning("%s could not be deleted: %s", saved.folder.name, error)
+            return
+        super().delete(saved)
+
+    def _delete_objects(self, folder: str) -> None:
+        """Deletes the objects of a checkpoint, the manifest first."""
+        self._bucket.delete(f"{folder}/{MANIFEST}")
+        self._committed.discard(folder)
+        names = [entry.name for entry in self._bucket.list_objects(f"{folder}/")]
+        self._call_each(self._bucket.delete, names)
+
+    def _call_each(self, action: Callable[[str], None], names: list[str]) -> None:
+        """Calls `action` for several objects at a time; raises the first error."""
+        with ThreadPoolExecutor(_NUM_UPLOADS, "bucket") as pool:
+            for call in [pool.submit(action, name) for name in names]:
+                call.result()
+
+    # --- other files ------------------------------------------------------------------------
+
+    def publish_files(self) -> None:
+        """Uploads the new lines of logs, and other files that have changed."""
+        with self._access:
+            for path in sorted(self.folder.rglob("*")):
+                name = str(path.relative_to(self.folder))
+                top = name.split("/")[0]
+                is_internal = top.startswith((".", "tmp-")) or CHECKPOINT_NAME.fullmatch(top)
+                if is_internal or path.is_symlink() or not path.is_file():
+                    continue
+                if _LOG.fullmatch(name):
+                    self._publish_lines(name)
+                else:
+                    self._publish_file(name)
+
+    def _publish_lines(self, name: str) -> None:
+        """Uploads the complete lines that were added to a log since the last call."""
+        position = self._log_positions.get(name, 0)
+        with (self.folder / name).open("rb") as stream:
+            stream.seek(position)
+            lines = stream.read()
+        lines = lines[: lines.rfind(b"\n") + 1]
+        if not lines:
+            return
+
+        part = self._log_parts.get(name, 0) + 1
+        self._bucket.write(f"{name}/{self._log_start:06d}-{part:06d}", lines)
+        self._log_parts[name] = part
+        self._log_positions[name] = position + len(lines)
+
+    def _publish_file(self, name: str) -> None:
+        """Uploads a file if it has changed since the last call."""
+        with suppress(FileNotFoundError):  # replaced or deleted meanwhile
+            status = (self.folder / name).stat()
+            stamp = (status.st_size, status.st_mtime_ns)
+            if self._stamps.get(name) != stamp:
+                self._bucket.upload(name, self.folder / name)
+                self._stamps[name] = stamp
+
+    def _publish_regularly(self) -> None:
+        """Publishes the logs until the run ends; a failure is left to the next save."""
+        while not self._has_ended.wait(PUBLISH_INTERVAL_S):
+            try:
+                self._check_claim()
+                self.publish_files()
+            except (ConfigurationError, DataError, TrainingError) as error:
+                logger.warning("%s", error)
+
+    def close(self) -> None:
+        """See `RunStore`; a run that has not claimed the prefix changes nothing."""
+        self._has_ended.set()
+        if self._claim_name is None:
+            return
+        if self._publisher is not None:
+            self._publisher.join()
+            self._check_claim()
+            self.publish_files()
+        elif self._bucket.read(self._claim_name) != self._claim:
+            return
+        self._bucket.delete(self._claim_name)
+
+
+def is_claim(name: str) -> bool:
+    """Whether an object is the claim of a process."""
+    return name.startswith(_CLAIMS)
+
+
+def list_log_parts(names: Iterable[str]) -> dict[str, list[str]]:
+    """Lists the parts of each log among objects, in order.
+
+    Each start of a run uploads the earlier lines again, so only the parts of the last one count.
+    """
+    starts: dict[str, dict[str, list[str]]] = {}
+    for name in sorted(names):
+        match = _LOG_PART.fullmatch(name)
+        if match is not None:
+            starts.setdefault(match[1], {}).setdefault(match[2], []).append(name)
+    return {log: parts[max(parts)] for log, parts in starts.items()}
+
+
+def join_logs(bucket: RunBucket, parts: list[str]) -> bytes:
+    """Reads the parts of a log as one text."""
+    return b"".join(bucket.read(part) or b"" for part in parts)
+
+
+def _is_alive(holder: dict[str, object]) -> bool:
+    """Whether the process of a claim runs on this machine; False if it is of another one."""
+    process = holder.get("process")
+    if holder.get("host") != socket.gethostname() or not isinstance(process, int):
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def open_store(config: RunConfig) -> RunStore:
+    """Returns the store of a run; a bucket is not accessed yet.
+
+    Raises:
+        ConfigurationError: If the configuration of AWS is malformed, or has no credentials.
+    """
+    folder = locate_run_folder(config).resolve()
+    if not is_in_bucket(config.out_dir):
+        return RunStore(folder)
+
+    limit = config.staging_max_gb
+    max_bytes = None if limit is None else int(limit * 1e9)
+    return BucketStore(folder, RunBucket(config.out_dir), max_bytes)

@@ -1,0 +1,31 @@
+"""A bucket for runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from tests.data.s3_server import SECRET, S3Server
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A server with an empty bucket; requests are sent three times."""
+    server = S3Server()
+    environment = {
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_MAX_ATTEMPTS": "3",
+        "NO_PROXY": "127.0.0.1",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    httpx2.post(f"{server.endpoint}/moto-api/reset")  # all servers of a process share their objects
+    server.connect()
+    yield server
+    server.close()

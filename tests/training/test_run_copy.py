@@ -1,0 +1,104 @@
+"""Copies of runs in buckets, as `open_run` and `locate_model` make them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import bsmeta
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.core.errors import CheckpointError, DataError
+from bsmeta.core.files import UnsafeNameError
+from bsmeta.models.manifest import write_model_manifest
+from bsmeta.tasks.checkpoints import locate_model
+from bsmeta.training.bucket import RunBucket, StoredObject
+from bsmeta.training.run_copy import RunCopy
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_store import BucketStore
+from tests.core.hostile_names import HOSTILE_NAMES
+from tests.data.s3_server import BUCKET, S3Server
+
+URL = f"s3://{BUCKET}/runs/first"
+MODEL = {"config.json": b"{}", "model.safetensors": b"weights"}
+
+
+@pytest.fixture
+def run(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run in progress that has logged a step and exported a model."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "staging"
+    run = RunFolder(folder, BucketStore(folder, RunBucket(URL)))
+    run.open(CausalLMConfig(), resume=False, overwrite=False)
+    run.write_status("running", 3, None)
+    (folder / "metrics.jsonl").write_text('{"event": "step", "step": 3, "loss": 0.5}\n')
+    (folder / "model").mkdir()
+    for name, content in MODEL.items():
+        (folder / "model" / name).write_bytes(content)
+    write_model_manifest(folder / "model")
+    run.begin(CausalLMConfig(), 3)
+    return run
+
+
+def test_a_run_in_progress_is_read_by_its_address(run: RunFolder) -> None:
+    opened = bsmeta.open_run(URL)
+    assert repr(opened) == f"bsmeta.open_run('{URL}')"
+    assert opened.config.task == "causal_lm"
+    assert opened.status().state == "running"
+    assert opened.metrics() == [{"event": "step", "step": 3, "loss": 0.5}]
+    assert opened.checkpoints() == []
+    assert not (opened.path / "model").exists()
+
+    with (run.path / "metrics.jsonl").open("a") as log:
+        log.write('{"event": "step", "step": 4, "loss": 0.25}\n')
+    run.write_status("done", 4, 0)
+    run.store.close()
+    assert [event["step"] for event in opened.metrics("step")] == [3, 4]
+    assert opened.status().state == "done"
+
+
+def test_a_process_that_has_released_the_run_is_not_running(run: RunFolder) -> None:
+    run.store.close()
+    assert bsmeta.open_run(URL).status().state == "failed"
+
+
+def test_a_model_is_copied_once_and_verified(run: RunFolder, s3: S3Server) -> None:
+    location = locate_model(URL)
+    model = Path(location.model)
+    assert location.name == URL
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == {
+        **MODEL,
+        "manifest.json": (run.path / "model/manifest.json").read_bytes(),
+    }
+    assert location.run_folder == model.parent
+    assert location.config == model.parent / "config.yaml"
+
+    s3.requests.clear()
+    assert locate_model(f"{URL}/model").model == location.model
+    assert [path for _, path, _ in s3.requests if "safetensors" in path] == []
+
+    s3.put({"runs/first/model/model.safetensors": b"Weights"})
+    (model / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=f"{URL}/model/model.safetensors: the object has cha"):
+        locate_model(URL)
+
+
+def test_an_address_without_a_run_or_model_is_refused(run: RunFolder) -> None:
+    with pytest.raises(DataError, match=r"s3://corpus/runs/none: found no config\.yaml"):
+        bsmeta.open_run(f"s3://{BUCKET}/runs/none")
+    with pytest.raises(DataError, match="found no checkpoint-4step/model; checkpoints with a mode"):
+        locate_model(f"{URL}/checkpoint-4step")
+
+
+def test_names_that_lead_out_of_the_copy_are_refused(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = RunBucket(URL).list_objects()
+    monkeypatch.setattr(RunBucket, "list_objects", lambda *_: objects)
+    monkeypatch.setattr(RunBucket, "read", lambda *_: b"{}")
+    copy = RunCopy(URL)
+    for name in HOSTILE_NAMES:
+        objects.append(StoredObject(name, 1))
+        with pytest.raises(UnsafeNameError):
+            copy.update()
+        objects.pop()

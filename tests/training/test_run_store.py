@@ -1,0 +1,325 @@
+"""A run in a bucket: claims, checkpoints that appear with their manifest, logs in parts, kills."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingError
+from bsmeta.models.manifest import FileEntry, Manifest, describe_file, find_fault, write_manifest
+from bsmeta.training.bucket import RunBucket
+from bsmeta.training.checkpoint import FORMAT, Checkpoint, list_checkpoints
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_store import BucketStore, join_logs, list_log_parts
+from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, failing
+from tests.warm import Warm
+
+PREFIX = "runs/first"
+URL = f"s3://{BUCKET}/{PREFIX}"
+SCRIPT = Path(__file__).with_name("toy_task.py")
+KEYS = (
+    "trackers=[]",
+    "max_train_steps=12",
+    "save_steps=4",
+    "eval_steps=0",
+    "keep_last_checkpoints=1",
+    "num_warmup_steps=2",
+    "learning_rate=0.1",
+    "data_config.per_device_train_batch_size=2",
+)
+RESUME = "resume_from_checkpoint_dir=latest"
+
+
+def open_folder(folder: Path, **options: Any) -> RunFolder:
+    """Opens a run folder of a bucket, like a process on a machine of its own."""
+    run = RunFolder(folder, BucketStore(folder, RunBucket(URL), options.pop("max_bytes", None)))
+    run.open(CausalLMConfig(), **{"resume": False, "overwrite": False, **options})
+    return run
+
+
+def save(folder: Path, step: int, weights: bytes = b"weights") -> Checkpoint:
+    """Writes a checkpoint of a run folder, without an engine."""
+    saved = Checkpoint(folder / f"checkpoint-{step}step", step)
+    (saved.folder / "state").mkdir(parents=True)
+    (saved.folder / "state" / "torch.pt").write_bytes(weights)
+    for name in ("trainer_state.json", "data_state.json", "config.yaml"):
+        (saved.folder / name).write_text("{}")
+    paths = [path for path in sorted(saved.folder.rglob("*")) if path.is_file()]
+    entries: dict[str, FileEntry] = {
+        str(path.relative_to(saved.folder)): describe_file(path) for path in paths
+    }
+    write_manifest(saved.folder, Manifest(FORMAT, entries, step))
+    return saved
+
+
+def list_names(s3: S3Server) -> list[str]:
+    listing = s3.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{PREFIX}/").get("Contents", [])
+    return [entry["Key"].removeprefix(f"{PREFIX}/") for entry in listing]
+
+
+def list_published(s3: S3Server, folder: Path) -> list[int]:
+    """Lists the steps of the checkpoints in the bucket, of which every file must be intact."""
+    steps = []
+    for name in list_names(s3):
+        if name.endswith("step/manifest.json"):
+            content = json.loads(RunBucket(URL).read(name) or b"")
+            steps.append(content["step"])
+            for file, entry in content["files"].items():
+                RunBucket(URL).download(f"{name.split('/')[0]}/{file}", folder / "copy")
+                assert find_fault(folder / "copy", FileEntry(**entry)) is None, file
+    return sorted(steps)
+
+
+def test_another_machine_resumes_with_the_address_alone(s3: S3Server, tmp_path: Path) -> None:
+    first = open_folder(tmp_path / "a")
+    first.begin(CausalLMConfig(), 0)
+    log = first.open_log("metrics.jsonl")
+    for step in (1, 2, 3):
+        log.write({"event": "step", "step": step})
+        if step < 3:
+            first.store.publish(save(first.path, step))
+    assert (first.path / "checkpoint-1step/state").is_dir()
+    assert not (first.path / "checkpoint-1step/state/torch.pt").exists()  # a stub
+    first.store.close()
+    assert [name for name in list_names(s3) if "claim" in name] == []
+
+    second = open_folder(tmp_path / "b", resume=True)
+    assert [saved.step for saved in list_checkpoints(second.path)] == [1, 2]
+    assert not (second.path / "checkpoint-2step/state/torch.pt").exists()
+    second.store.fetch_newest()
+    assert (second.path / "checkpoint-2step/state/torch.pt").read_bytes() == b"weights"
+    assert not (second.path / "checkpoint-1step/state/torch.pt").exists()
+
+    second.begin(CausalLMConfig(), 2)
+    lines = [json.loads(line)["step"] for line in (second.path / "metrics.jsonl").open()]
+    assert lines == [1, 2]
+    assert [name for name in list_names(s3) if "metrics" in name] == ["metrics.jsonl/000002-000001"]
+    second.store.delete(list_checkpoints(second.path)[0])
+    assert list_published(s3, tmp_path) == [2]
+    assert [name for name in list_names(s3) if "checkpoint-1step" in name] == []
+    second.store.close()
+
+
+def test_a_changed_object_is_named_and_an_earlier_checkpoint_is_used(
+    s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = open_folder(tmp_path / "a")
+    first.begin(CausalLMConfig(), 0)
+    for step in (1, 2):
+        first.store.publish(save(first.path, step))
+    first.store.close()
+    s3.put({f"{PREFIX}/checkpoint-2step/state/torch.pt": b"Weights"})
+
+    second = open_folder(tmp_path / "b", resume=True)
+    with caplog.at_level(logging.WARNING):
+        second.store.fetch_newest()
+    assert (
+        f"{URL}/checkpoint-2step/state/torch.pt: the object has changed: 7 bytes, xxh3 "
+        in caplog.text
+    )
+    assert not (second.path / "checkpoint-2step/state/torch.pt").exists()
+    assert (second.path / "checkpoint-1step/state/torch.pt").read_bytes() == b"weights"
+
+    s3.client.delete_object(Bucket=BUCKET, Key=f"{PREFIX}/checkpoint-1step/state/torch.pt")
+    (second.path / "checkpoint-1step/state/torch.pt").unlink()
+    with pytest.raises(CheckpointError, match=f"{URL}/.*torch.pt: the object is missing"):
+        second.store.fetch(list_checkpoints(second.path)[0])
+    second.begin(CausalLMConfig(), 1)
+    assert [name for name in list_names(s3) if "checkpoint-2step" in name] == []
+    second.store.close()
+
+
+def test_a_second_run_is_refused_and_a_replaced_one_uploads_nothing_more(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_folder(tmp_path / "a")
+    with pytest.raises(ConfigurationError, match=r"out_dir=s3://.*held by process \d+ on"):
+        open_folder(tmp_path / "b")
+    with pytest.raises(ConfigurationError, match="held by process"):  # it is still alive here
+        open_folder(tmp_path / "c", resume=True)
+
+    monkeypatch.setattr("bsmeta.training.run_store.socket.gethostname", lambda: "other")
+    second = open_folder(tmp_path / "d", resume=True)
+    with pytest.raises(TrainingError, match="another process has resumed or replaced this run"):
+        first.store.publish(save(first.path, 1))
+    assert list_published(s3, tmp_path) == []
+
+    second.begin(CausalLMConfig(), 0)
+    second.store.publish(save(second.path, 1))
+    second.store.close()
+    with pytest.raises(ConfigurationError, match="holds an earlier run"):
+        open_folder(tmp_path / "e")
+    third = open_folder(tmp_path / "e", overwrite=True)
+    assert list_names(s3) == [".bsmeta-run/claim-000001", ".bsmeta-run/run.txt"]
+    third.store.close()
+
+
+def test_of_two_simultaneous_starts_one_is_refused(s3: S3Server, tmp_path: Path) -> None:
+    """The other run claims the prefix between the listing and the claim of this one."""
+
+    def claim(environ: Environ) -> None:
+        if environ["REQUEST_METHOD"] == "PUT" and "claim-" in environ["PATH_INFO"]:
+            s3.faults.clear()
+            s3.put({f"{PREFIX}/.bsmeta-run/claim-000001": b"{}"})
+
+    s3.faults = [claim]
+    with pytest.raises(ConfigurationError, match="another run has just claimed it"):
+        open_folder(tmp_path / "a")
+
+
+def test_objects_of_others_are_refused(s3: S3Server, tmp_path: Path) -> None:
+    s3.put({f"{PREFIX}/notes.txt": b"mine"})
+    with pytest.raises(ConfigurationError, match=r"found objects such as notes\.txt"):
+        open_folder(tmp_path / "a", overwrite=True)
+    assert list_names(s3) == ["notes.txt"]
+
+
+def test_a_manifest_of_another_process_ends_the_run(s3: S3Server, tmp_path: Path) -> None:
+    run = open_folder(tmp_path / "a")
+    s3.put({f"{PREFIX}/checkpoint-1step/manifest.json": b"{}"})
+    with pytest.raises(TrainingError, match="manifest.json was written by another"):
+        run.store.publish(save(run.path, 1))
+    run.store.close()
+
+
+def test_two_checkpoints_must_fit(s3: S3Server, tmp_path: Path) -> None:
+    run = open_folder(tmp_path / "a", max_bytes=1_500_000)
+    run.store.check_room(700_000)
+    with pytest.raises(ConfigurationError, match=r"staging_max_gb=0\.0015: found 1,500 kB"):
+        run.store.check_room(800_000)
+    with pytest.raises(ConfigurationError, match=r"staging_dir: .* free; expected"):
+        run.store.check_room(10**18)
+    run.store.close()
+
+
+def start(folder: Path, *keys: str, out_dir: str = URL, **environment: str) -> Warm:
+    """Starts a run from a working folder of its own."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(SCRIPT), *KEYS, f"out_dir={out_dir}", *keys]
+    return Warm(command, {**os.environ, **environment}, folder)
+
+
+def complete(folder: Path, *keys: str, **options: str) -> str:
+    """Runs to the end; returns the errors."""
+    run = start(folder, *keys, **options)
+    _, errors = run.communicate()
+    assert run.poll() == 0, errors[-3000:]
+    return errors
+
+
+def read_losses(lines: bytes) -> dict[int, float]:
+    events = [json.loads(line) for line in lines.splitlines()]
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+
+def matches(method: str, path: str) -> Callable[[Environ], bool]:
+    return lambda environ: environ["REQUEST_METHOD"] == method and path in environ["PATH_INFO"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of a run in a local folder that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    complete(folder, out_dir="run")
+    losses = read_losses((folder / "run/metrics.jsonl").read_bytes())
+    assert sorted(losses) == [*range(1, 13)]
+    return losses
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("method", "path", "checkpoints"),
+    [
+        ("PUT", "checkpoint-8step/state", [4]),
+        ("PUT", "checkpoint-8step/manifest", [4]),
+        ("PUT", "metrics.jsonl/000001-000002", [4, 8]),
+        ("DELETE", "checkpoint-4step/manifest", [4, 8]),
+        ("DELETE", "checkpoint-4step/state", [8]),
+    ],
+)
+def test_a_run_killed_in_any_phase_of_a_save_resumes_elsewhere(
+    method: str,
+    path: str,
+    checkpoints: list[int],
+    whole: dict[int, float],
+    s3: S3Server,
+    tmp_path: Path,
+) -> None:
+    """`checkpoints` exist when the run is killed at its first request of this form."""
+    run = start(tmp_path / "a")
+    is_reached = matches(method, path)
+
+    def kill(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
+        if not is_reached(environ):
+            return None
+        os.kill(run.pid, signal.SIGKILL)
+        return 503, {}, b""
+
+    s3.faults = [kill]
+    run.communicate()
+    assert run.poll() == -signal.SIGKILL
+    s3.faults = [failing(503, "SlowDown", 1, matches("PUT", "state"))]
+    assert list_published(s3, tmp_path) == checkpoints
+
+    complete(tmp_path / "b", RESUME)
+    resumed_from = checkpoints[-1]  # kept by the process that has resumed from it
+    assert list_published(s3, tmp_path) == [resumed_from, 12]
+    parts = list_log_parts(list_names(s3))["metrics.jsonl"]
+    assert read_losses(join_logs(RunBucket(URL), parts)) == whole
+
+
+@pytest.mark.long
+def test_a_run_that_cannot_write_is_refused_before_step_1(s3: S3Server, tmp_path: Path) -> None:
+    refused = failing(403, "SignatureDoesNotMatch", 99, lambda _: True)
+    s3.faults = [refused]
+    run = start(tmp_path / "a")
+    output, errors = run.communicate()
+    assert run.poll() == 2, errors[-3000:]
+    assert f"out_dir={URL}: listing: " in errors
+    assert "SignatureDoesNotMatch" in errors
+    assert SECRET not in output + errors
+
+    s3.faults = []
+    run = start(tmp_path / "b", "staging_max_gb=0.00001")
+    output, errors = run.communicate()
+    assert run.poll() == 2, errors[-3000:]
+    assert "staging_max_gb=1e-05: found 10 kB, expected at least" in errors
+    assert "step 1/12" not in output + errors
+    assert list_published(s3, tmp_path) == []
+
+    complete(tmp_path / "b")
+    assert json.loads(RunBucket(URL).read("status.json") or b"")["state"] == "done"
+
+
+@pytest.mark.long
+def test_a_server_that_fails_ends_the_run_with_an_intact_checkpoint(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    s3.faults = [failing(503, "SlowDown", 99, matches("PUT", "checkpoint-8step/state"))]
+    run = start(tmp_path / "a")
+    _, errors = run.communicate()
+    assert run.poll() == 2, errors[-3000:]
+    assert "writing checkpoint-8step/state/torch.pt" in errors
+    assert list_published(s3, tmp_path) == [4]
+
+
+@pytest.mark.long
+def test_two_ranks_save_in_a_thread_and_resume_elsewhere(
+    s3: S3Server, tmp_path: Path, launch: Callable[..., Any]
+) -> None:
+    keys = (*KEYS, "async_save=true", f"out_dir={URL}")
+    launch(SCRIPT, *keys, "max_train_steps=6", f"staging_dir={tmp_path / 'a'}", processes=2)
+    assert list_published(s3, tmp_path) == [6]
+    launch(SCRIPT, *keys, RESUME, f"staging_dir={tmp_path / 'b'}", processes=2)
+    assert list_published(s3, tmp_path) == [6, 12]
+    parts = list_log_parts(list_names(s3))["metrics.jsonl"]
+    assert sorted(read_losses(join_logs(RunBucket(URL), parts))) == [*range(1, 13)]
