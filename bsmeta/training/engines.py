@@ -12,13 +12,20 @@ from bsmeta.training.engine_plain import PlainEngine
 
 
 def make_engine(
-    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    unsaved_weights: frozenset[str] = frozenset(),
 ) -> Engine:
-    """Creates the engine of this launch, which wraps or shards model and optimizer."""
+    """Creates the engine of this launch, which wraps or shards model and optimizer.
+
+    Args:
+        unsaved_weights: Names of weights that checkpoints leave out.
+    """
     if accelerator.state.deepspeed_plugin is not None:
-        return DeepSpeedEngine(accelerator, model, optimizer)
+        return DeepSpeedEngine(accelerator, model, optimizer, unsaved_weights)
     if accelerator.is_fsdp2:
         from bsmeta.training.fsdp import FSDPEngine
 
-        return FSDPEngine(accelerator, model, optimizer)
-    return PlainEngine(accelerator, model, optimizer)
+        return FSDPEngine(accelerator, model, optimizer, unsaved_weights)
+    return PlainEngine(accelerator, model, optimizer, unsaved_weights)
