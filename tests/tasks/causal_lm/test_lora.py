@@ -177,8 +177,8 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     assert same_run(tmp_path / "again", tmp_path / "whole")
 
     saved = tmp_path / "whole/checkpoint-3step"
-    # 14 adapters with 3,328 numbers of float32, and two moments of each; the base has 549,024.
-    assert measure_bytes(saved / "state") < measure_bytes(base) / 4
+    # With the frozen weights, it would be larger than their file.
+    assert measure_bytes(saved / "state") < (base / "model.safetensors").stat().st_size
     exported = AutoModelForCausalLM.from_pretrained(saved / "model").state_dict()
     before = AutoModelForCausalLM.from_pretrained(base).state_dict()
     assert exported.keys() == before.keys()
