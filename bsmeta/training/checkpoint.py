@@ -1,7 +1,7 @@
 """Checkpoints: written to a temporary folder, committed by one rename, validated when read.
 
     checkpoint-{step}step/
-        state/              the engine's state: weights, optimizer
+        state/              the engine's state: weights (without those of a frozen base), optimizer
         rng/rank{r}.pt      the states of each rank's random number generators
         data_state.json     the position of every stream (all ranks), and the data's fingerprint
         trainer_state.json  counters
@@ -77,6 +77,7 @@ class TrainerState(GuardsState, total=False):
     engine: str
     parameters: dict[str, list[int]]
     evaluation: list[dict[str, Any]]
+    base: dict[str, Any] | None  # the model whose frozen weights are not in `state/`
 
 
 @contextmanager

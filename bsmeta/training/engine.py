@@ -50,14 +50,22 @@ class Engine(ABC):
         scales_loss: Whether the loss is scaled (fp16); such an engine skips non-finite gradients.
         holds_all_weights: Whether this rank has every weight whole, and not a shard of each.
         unwrapped_model: The model without the wrappers of the engine.
+        unsaved_weights: Names of weights that `save` leaves out, and `load` leaves as they are.
     """
 
     scales_loss: bool
     holds_all_weights: bool = True
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any | None) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: Any | None,
+        unsaved_weights: frozenset[str] = frozenset(),
+    ) -> None:
         """Prepares model and optimizer; without an optimizer, the model is only moved."""
         self.accelerator = accelerator
+        self.unsaved_weights = unsaved_weights
         self.name = name_engine(accelerator)
         self.model: Any
         self.optimizer: Any
@@ -102,11 +110,14 @@ class Engine(ABC):
     def load(self, folder: Path) -> None:
         """Restores weights and optimizer from a folder that `save` has written."""
 
-    def take_snapshot(self) -> Snapshot | None:
+    def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
         """Copies the state to main memory; returns None on a rank that writes nothing.
 
         The copy is valid until the next call. DeepSpeed does not support it, because its ranks
         write their partitions together; the checks refuse `async_save` under DeepSpeed.
+
+        Args:
+            with_weights: Whether `Snapshot.read_weights` will be called.
         """
         raise NotImplementedError
 

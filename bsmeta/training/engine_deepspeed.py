@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from bsmeta.core.errors import CheckpointError, TrainingError
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine
+from bsmeta.training.engine_frozen import load_saved_weights
 from bsmeta.training.engines_states import restrict_to_values
 from bsmeta.training.optimization import keep_settings
 
@@ -25,8 +28,14 @@ class DeepSpeedEngine(Engine):
     `model` is DeepSpeed's own engine object.
     """
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
-        super().__init__(accelerator, model, optimizer)
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: Any,
+        unsaved_weights: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(accelerator, model, optimizer, unsaved_weights)
         self.scales_loss = accelerator.mixed_precision == "fp16"
         self.holds_all_weights = self.model.zero_optimization_stage() < 3
         # Writing or reading a file counts as progress, but not the barriers around it.
@@ -47,7 +56,35 @@ class DeepSpeedEngine(Engine):
     def save(self, folder: Path) -> None:
         if self.model.zero_optimization_stage() == 0:
             self._refuse_damaged_weights()
-        self.model.save_checkpoint(str(folder), TAG)
+
+        with self._leave_out_unsaved():
+            self.model.save_checkpoint(
+                str(folder), TAG, exclude_frozen_parameters=bool(self.unsaved_weights)
+            )
+
+    @contextmanager
+    def _leave_out_unsaved(self) -> Iterator[None]:
+        """Context in which DeepSpeed saves no weight of `unsaved_weights`.
+
+        Its own `exclude_frozen_parameters` saves a shared weight under all names but the first.
+        """
+        collect_weights = self.model.module_state_dict
+
+        def collect_saved_weights(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+            weights = collect_weights(*args, **kwargs)
+            return {
+                name: weight for name, weight in weights.items() if name not in self.unsaved_weights
+            }
+
+        self.model.module_state_dict = collect_saved_weights
+        try:
+            yield
+        finally:
+            del self.model.module_state_dict
+
+    def _load_saved_weights(self, src: dict[str, torch.Tensor], dst: nn.Module) -> None:
+        """Loads weights from a checkpoint into a model; DeepSpeed passes both by these names."""
+        load_saved_weights(dst, src, self.unsaved_weights)
 
     def _refuse_damaged_weights(self) -> None:
         """Raises an error if a weight is not finite.
@@ -71,7 +108,9 @@ class DeepSpeedEngine(Engine):
                 # Checkpoints of this run are loaded in the format in which it saves them.
                 self.model._config.load_universal_checkpoint = False
             else:
-                path, _ = self.model.load_checkpoint(str(folder), TAG)
+                path, _ = self.model.load_checkpoint(
+                    str(folder), TAG, custom_load_fn=self._load_saved_weights
+                )
                 if path is None:
                     raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
 

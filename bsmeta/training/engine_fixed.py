@@ -44,7 +44,7 @@ class FixedEngine(Engine):
         with name_damaged_file(folder / STATE_FILE):
             self.unwrapped_model.load_state_dict(read_state(folder)["model"])
 
-    def take_snapshot(self) -> Snapshot | None:
+    def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
         """Returns the state itself, which does not change while it is written."""
         if not self.accelerator.is_main_process:
             return None

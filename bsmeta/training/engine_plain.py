@@ -18,6 +18,7 @@ from bsmeta.core.files import format_bytes
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine, Snapshot
+from bsmeta.training.engine_frozen import load_saved_weights
 from bsmeta.training.optimization import keep_settings
 from bsmeta.training.processes import ALONE
 
@@ -30,8 +31,14 @@ logger = logging.getLogger(__name__)
 class PlainEngine(Engine):
     """Torch's own optimizer; data parallel if there are several processes."""
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
-        super().__init__(accelerator, model, optimizer)
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: Any,
+        unsaved_weights: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(accelerator, model, optimizer, unsaved_weights)
         self.scales_loss = accelerator.scaler is not None
         self._keeps_gradients = False
 
@@ -72,11 +79,17 @@ class PlainEngine(Engine):
     def gather_weights(self) -> dict[str, torch.Tensor]:
         return self.unwrapped_model.state_dict()
 
+    def _select_saved(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the weights that a checkpoint holds."""
+        return {
+            name: weight for name, weight in weights.items() if name not in self.unsaved_weights
+        }
+
     def collect_state(self) -> dict[str, Any]:
         """Returns the state of weights, optimizer and loss scaler, not copied."""
         scaler = self.accelerator.scaler
         return {
-            "model": self.gather_weights(),
+            "model": self._select_saved(self.gather_weights()),
             "optimizer": self.optimizer.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
         }
@@ -117,21 +130,27 @@ class PlainEngine(Engine):
         copied: dict[str, Any] = self._stager.stage(self.collect_state())
         return copied
 
-    def take_snapshot(self) -> Snapshot | None:
+    def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
         if not self.accelerator.is_main_process:
             return None
         copy = self.copy_state()
-        return Snapshot(ALONE, partial(write_state, copy), lambda _: copy["model"])
+
+        def read_weights(_: Path) -> dict[str, torch.Tensor]:
+            # Training never changes the weights that the copy lacks.
+            live_weights = self.gather_weights()
+            return {name: copy["model"].get(name, live_weights[name]) for name in live_weights}
+
+        return Snapshot(ALONE, partial(write_state, copy), read_weights)
 
     def load(self, folder: Path) -> None:
         with name_damaged_file(folder / STATE_FILE):
             state = read_state(folder)
-            self.unwrapped_model.load_state_dict(state["model"])
             if state["optimizer"] is None:
                 raise ConfigurationError(
                     f"{folder.parent} was saved by a run without training steps, and this run "
                     "trains; expected the settings of that run, or a new run in another out_dir"
                 )
+            load_saved_weights(self.unwrapped_model, state["model"], self.unsaved_weights)
             with keep_settings(self.optimizer):
                 self.optimizer.load_state_dict(state["optimizer"])
             if self.accelerator.scaler is not None and state["scaler"] is not None:

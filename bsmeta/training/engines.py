@@ -24,19 +24,23 @@ def needs_optimizer(accelerator: Accelerator, steps_per_epoch: int | None) -> bo
 
 
 def make_engine(
-    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer | None
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    unsaved_weights: frozenset[str] = frozenset(),
 ) -> Engine:
     """Creates the engine of this launch, which wraps or shards model and optimizer.
 
     Args:
         optimizer: None if the engine needs none.
+        unsaved_weights: Names of weights that checkpoints leave out.
     """
     if optimizer is None:
         return FixedEngine(accelerator, model)
     if accelerator.state.deepspeed_plugin is not None:
-        return DeepSpeedEngine(accelerator, model, optimizer)
+        return DeepSpeedEngine(accelerator, model, optimizer, unsaved_weights)
     if accelerator.is_fsdp2:
         from bsmeta.training.fsdp import FSDPEngine
 
-        return FSDPEngine(accelerator, model, optimizer)
-    return PlainEngine(accelerator, model, optimizer)
+        return FSDPEngine(accelerator, model, optimizer, unsaved_weights)
+    return PlainEngine(accelerator, model, optimizer, unsaved_weights)

@@ -15,7 +15,7 @@ import pickletools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,14 @@ class FSDPEngine(PlainEngine):
 
     holds_all_weights = False
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
-        super().__init__(accelerator, model, optimizer)
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: Any,
+        unsaved_weights: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(accelerator, model, optimizer, unsaved_weights)
         if accelerator.native_amp:
             # Like Accelerate for plain torch: evaluations compute in the precision of training.
             autocast_forward = accelerator.autocast()(self.model.forward)
@@ -95,13 +101,28 @@ class FSDPEngine(PlainEngine):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def gather_weights(self) -> dict[str, torch.Tensor]:
-        weights = {}
-        for name, tensor in self._collect_model_state().items():
-            full_tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return self._add_shared_names(self._gather_tensors(self._collect_model_state()))
+
+    def _gather_tensors(self, shards: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns whole tensors in main memory on rank 0, {} on other ranks. All ranks call it."""
+        tensors = {}
+        for name, shard in shards.items():
+            full_tensor = shard.full_tensor() if isinstance(shard, DTensor) else shard
             if self.accelerator.is_main_process:
-                weights[name] = full_tensor.to("cpu")
+                tensors[name] = full_tensor.to("cpu")
             report_progress()
-        return self._add_shared_names(weights)
+        return tensors
+
+    @cached_property
+    def _unsaved_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights that `save` leaves out, whole on rank 0; all ranks first access it together.
+
+        Training does not change them, so they are gathered once for all exports of copies.
+        """
+        state = self._collect_model_state()
+        return self._gather_tensors(
+            {name: shard for name, shard in state.items() if name in self.unsaved_weights}
+        )
 
     def _add_shared_names(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the weights under all names of the model, given those under the first names."""
@@ -117,8 +138,8 @@ class FSDPEngine(PlainEngine):
         return {name: state[name] for name in dict.fromkeys(self._saved_names.values())}
 
     def _collect_prefixed_model_state(self) -> dict[str, torch.Tensor]:
-        """Returns this rank's shards of the weights under their names in a checkpoint."""
-        state = self._collect_model_state()
+        """Returns this rank's shards of the saved weights under their names in a checkpoint."""
+        state = self._select_saved(self._collect_model_state())
         return {_MODEL_PREFIX + name: tensor for name, tensor in state.items()}
 
     def collect_state(self) -> dict[str, torch.Tensor]:
@@ -142,14 +163,16 @@ class FSDPEngine(PlainEngine):
     def save(self, folder: Path) -> None:
         write_shards(self.collect_state(), folder, self._separate_processes)
 
-    def take_snapshot(self) -> Snapshot:
+    def take_snapshot(self, *, with_weights: bool) -> Snapshot:
         copy = self.copy_state()
         processes = self._separate_processes
+        unsaved_tensors = self._unsaved_tensors if with_weights else {}
 
         def read_weights(folder: Path) -> dict[str, torch.Tensor]:
             if not processes.is_main:
                 return {}
-            return self._add_shared_names(read_full_tensors(folder, _MODEL_PREFIX))
+            saved_tensors = read_full_tensors(folder, _MODEL_PREFIX)
+            return self._add_shared_names({**unsaved_tensors, **saved_tensors})
 
         return Snapshot(processes, partial(write_shards, copy, processes=processes), read_weights)
 

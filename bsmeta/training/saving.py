@@ -138,7 +138,7 @@ class Saver:
             self._write_with_retries(step, self._live_state(), write)
             return
 
-        copy = self._engine.take_snapshot()
+        copy = self._engine.take_snapshot(with_weights=self._exports(step))
         if copy is not None:
             write_copy = partial(write, loop_seconds=time.perf_counter() - began)
             self._saving = self._writer.submit(self._write_with_retries, step, copy, write_copy)

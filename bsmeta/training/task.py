@@ -110,6 +110,19 @@ class Shape:
     loss_chunk: int = 0
 
 
+@dataclass(frozen=True)
+class BaseModel:
+    """The pretrained model whose frozen weights checkpoints reference, and do not hold.
+
+    Attributes:
+        setting: Key and value that name it, for messages: `model_name=gpt2`.
+        revision: Its commit on the Hub; None for a folder.
+    """
+
+    setting: str
+    revision: str | None
+
+
 class Task(ABC):
     """Base class of every task; methods with a default are optional."""
 
@@ -120,6 +133,13 @@ class Task(ABC):
     @abstractmethod
     def build_model(self) -> nn.Module:
         """Builds the model to train, on the CPU; called once, after the processes have started."""
+
+    def base_model(self, model: nn.Module) -> BaseModel | None:
+        """Returns the pretrained model that the frozen weights of `model` are loaded from.
+
+        Each start loads them again. None: checkpoints hold all weights, frozen ones included.
+        """
+        return None
 
     def rehearse(self, model: nn.Module) -> None:
         """Tries later operations on the model, such as its export.

@@ -32,6 +32,7 @@ from bsmeta.training.checkpoint import (
 )
 from bsmeta.training.corruption import CorruptionCheck
 from bsmeta.training.distributed import GarbageCollection
+from bsmeta.training.engine_frozen import FrozenBase, check_same_base, list_frozen_weights
 from bsmeta.training.engines import make_engine, needs_optimizer
 from bsmeta.training.guards import Guards
 from bsmeta.training.metrics import (
@@ -116,11 +117,14 @@ class Trainer:
             task.flops_per_token(model), self.processes.device, self.processes.size
         )
 
+        self._base = self._hash_base(model)
+        unsaved_weights = frozenset() if self._base is None else list_frozen_weights(model)
+
         rank = self.processes.rank
         optimizer = None
         if needs_optimizer(accelerator, task.steps_per_epoch(self.processes.size)):
             optimizer = build_optimizer(model, config, task.rate_scale)
-        self.engine = make_engine(accelerator, model, optimizer)
+        self.engine = make_engine(accelerator, model, optimizer, unsaved_weights)
         torch.manual_seed(config.seed + 1 + rank)  # different dropout on every rank
 
         profiled_steps = config.profile_steps if config.profile else None
@@ -136,6 +140,13 @@ class Trainer:
             model = self.task.build_model()
             self.processes.on_main(lambda: self.task.rehearse(model))
         return model
+
+    def _hash_base(self, model: nn.Module) -> FrozenBase | None:
+        """Hashes the weights that checkpoints reference and do not hold; None if they hold all."""
+        base_model = self.task.base_model(model)
+        if base_model is None:
+            return None
+        return FrozenBase.of(base_model, model, self.processes)
 
     def _make_step_runner(self) -> StepRunner:
         """Creates the runner of the steps, from the parts of this trainer."""
@@ -499,6 +510,7 @@ class Trainer:
             "global_batch": BatchPlan.of(self.config, self.processes.size).rows_per_step,
             "engine": self.engine.name,
             "parameters": self._shapes,
+            "base": None if self._base is None else self._base.state_dict(),
             "evaluation": [asdict(metric) for metric in metrics],
             **self.guards.state_dict(),
             "task": self.task.state(),
@@ -538,6 +550,7 @@ class Trainer:
         state = saved.read_state()
         with name_damaged_file(saved.folder / TRAINER_STATE_FILE):
             check_same_model(saved, state["parameters"], self._shapes)
+            check_same_base(saved, state.get("base"), self._base)
 
         self.engine.load(weights or saved.folder / "state")
         with name_damaged_file(saved.folder / TRAINER_STATE_FILE):

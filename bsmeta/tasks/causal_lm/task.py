@@ -73,7 +73,7 @@ from bsmeta.tasks.causal_lm.one_string import (
 )
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.processes import Processes
-from bsmeta.training.task import Loss, Metric, Shape, Task
+from bsmeta.training.task import BaseModel, Loss, Metric, Shape, Task
 
 if TYPE_CHECKING:
     from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
@@ -263,6 +263,12 @@ class CausalLanguageModel(Task):
         if self._reached_weights is None:
             self._reached_weights = trace_reached_weights(model, self._add_adapters)
         freeze_weights(model, list_unreached_weights(model, self._reached_weights), setting)
+
+    def base_model(self, model: nn.Module) -> BaseModel | None:
+        if not self._config.lora.rank:
+            return None
+        revision = getattr(model.config, "_commit_hash", None)
+        return BaseModel(self._read_architecture().setting, revision)
 
     def _add_adapters(self, model: PreTrainedModel) -> None:
         """Adds the adapters of `lora`, unless `lora.rank` is 0."""

@@ -89,20 +89,12 @@ def test_keys_without_effect_are_refused(
     assert expected in problem.expected
 
 
-@pytest.mark.parametrize(
-    "launch_file",
-    [
-        "cpu.yaml",
-        pytest.param("cpu_zero2.yaml", marks=pytest.mark.slow),
-        pytest.param("cpu_fsdp2.yaml", marks=pytest.mark.slow),
-    ],
-)
-def test_a_resumed_run_equals_an_uninterrupted_run(
-    base: Path, tmp_path: Path, launch_file: str
-) -> None:
-    (tmp_path / "shards").mkdir()
-    write_shards(tmp_path / "shards", [10, 14, 9, 12])
-    keys = [
+def list_keys(base: Path, data: Path) -> list[str]:
+    """Keys of a run of eight steps that adapts `base` to shards in `data`."""
+    if not data.exists():
+        data.mkdir()
+        write_shards(data, [10, 14, 9, 12])
+    return [
         "max_train_steps=8",
         "num_warmup_steps=2",
         "save_steps=1",
@@ -114,30 +106,84 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
         "tokenizer_name=null",
         f"model_name={base}",
         f"lora.rank={RANK}",
-        "lora.dropout=0.1",
-        f"data_config.train_file={tmp_path}/shards",
+        f"data_config.train_file={data}",
         "data_config.validation_file=null",
         "data_config.num_streams=4",
         "data_config.window_documents=4",
         "data_config.metadata_config.max_seq_len=64",
     ]
 
-    def train(out_dir: Path, *more: str) -> None:
-        launch = ("-m", "accelerate.commands.launch", "--config_file")
-        file = REPOSITORY / "experiments/accelerate" / launch_file
-        train = (REPOSITORY / "bsmeta/train.py", "--config-name", "demo", f"out_dir={out_dir}")
-        command = [sys.executable, *launch, file, *train, *keys, *more]
-        done = run_warm(command)
-        assert done.returncode == 0, done.stderr[-4000:]
 
-    train(tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    for step in range(4, 9):
-        shutil.rmtree(tmp_path / f"again/checkpoint-{step}step")
-    train(tmp_path / "again", RESUME)
+def write_launch_file(folder: Path, engine: str) -> Path:
+    """Returns the launch file of two CPU processes under an engine, written for ZeRO 1 and 3."""
+    shipped = REPOSITORY / "experiments/accelerate"
+    if engine in ("cpu", "cpu_zero2", "cpu_fsdp2"):
+        return shipped / f"{engine}.yaml"
+
+    deepspeed = json.loads((REPOSITORY / "deepspeed_configs/cpu.json").read_text())
+    stage = int(engine.removeprefix("zero"))
+    deepspeed["zero_optimization"]["stage"] = stage
+    if stage == 3:
+        deepspeed["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    (folder / "deepspeed.json").write_text(json.dumps(deepspeed))
+
+    launch = (shipped / "cpu_zero2.yaml").read_text()
+    launch = launch.replace("deepspeed_configs/cpu.json", str(folder / "deepspeed.json"))
+    launch = launch.replace("zero3_init_flag: false", f"zero3_init_flag: {stage == 3}".lower())
+    (folder / "launch.yaml").write_text(launch)
+    return folder / "launch.yaml"
+
+
+def train(launch_file: Path, out_dir: Path, *keys: str, processes: int = 2) -> tuple[int, str]:
+    """Trains; returns the exit code of the launcher, and the end of its errors."""
+    launch = ("-m", "accelerate.commands.launch", "--config_file", str(launch_file))
+    number = ("--num_processes", str(processes))
+    program = (REPOSITORY / "bsmeta/train.py", "--config-name", "demo", f"out_dir={out_dir}")
+    done = run_warm([sys.executable, *launch, *number, *map(str, program), *keys])
+    return done.returncode, done.stderr[-6000:]
+
+
+def copy_until(whole: Path, copy: Path, step: int) -> None:
+    """Copies a run as if it had been killed after a step."""
+    shutil.copytree(whole, copy)
+    for checkpoint in copy.glob("checkpoint-*step"):
+        if int(checkpoint.name.split("-")[1].removesuffix("step")) > step:
+            shutil.rmtree(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("engine", "more"),
+    [
+        ("cpu", []),
+        pytest.param("cpu", ["async_save=true"], marks=pytest.mark.slow),
+        pytest.param("zero1", [], marks=pytest.mark.slow),
+        pytest.param("cpu_zero2", [], marks=pytest.mark.slow),
+        pytest.param("zero3", [], marks=pytest.mark.slow),
+        pytest.param("cpu_fsdp2", [], marks=pytest.mark.slow),
+        pytest.param("cpu_fsdp2", ["async_save=true"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_run_equals_an_uninterrupted_run(
+    base: Path, tmp_path: Path, engine: str, more: list[str]
+) -> None:
+    """Its checkpoints have no frozen weights, its model has them all."""
+    launch_file = write_launch_file(tmp_path, engine)
+    keys = [*list_keys(base, tmp_path / "shards"), "lora.dropout=0.1", *more]
+    code, errors = train(launch_file, tmp_path / "whole", *keys)
+    assert code == 0, errors
+    copy_until(tmp_path / "whole", tmp_path / "again", 3)
+    code, errors = train(launch_file, tmp_path / "again", *keys, RESUME)
+    assert code == 0, errors
     assert same_run(tmp_path / "again", tmp_path / "whole")
 
+    saved = tmp_path / "whole/checkpoint-3step"
+    # With the frozen weights, it would be larger than their file.
+    assert measure_bytes(saved / "state") < (base / "model.safetensors").stat().st_size
+    exported = AutoModelForCausalLM.from_pretrained(saved / "model").state_dict()
     before = AutoModelForCausalLM.from_pretrained(base).state_dict()
+    assert exported.keys() == before.keys()
+    assert torch.equal(exported["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "whole/model").state_dict()
     assert before.keys() == after.keys()
     ranks = {name: int(torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-4))
@@ -147,3 +193,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     assert max(ranks.values()) == RANK
     manifest = json.loads((tmp_path / "whole/model/config.json").read_text())
     assert manifest["architectures"] == ["LlamaForCausalLM"]
+
+
+def measure_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
