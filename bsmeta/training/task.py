@@ -40,8 +40,8 @@ LOG_INTERVAL_S = 10.0
 MAX_PADDING_SHARE = 0.05
 """Padding of a batch of `sort_into_tight_batches`, as a share of its other tokens."""
 FREE_PADDING = 32
-"""Tokens of padding in such a batch that are allowed at any share, because each call of a model has a
-cost of its own, which short items would not repay."""
+"""Tokens of padding in such a batch that are allowed at any share, because each call of a model has
+a cost of its own, which short items would not repay."""
 
 logger = logging.getLogger(__name__)
 
