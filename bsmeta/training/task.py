@@ -37,6 +37,12 @@ Item = TypeVar("Item")
 LOG_INTERVAL_S = 10.0
 """Seconds between two lines of the log while `run_on_all_ranks` runs."""
 
+MAX_PADDING_SHARE = 0.05
+"""Padding of a batch of `sort_into_tight_batches`, as a share of its other tokens."""
+FREE_PADDING = 32
+"""Tokens of padding in such a batch that are allowed at any share, because each call of a model has
+a cost of its own, which short items would not repay."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -331,6 +337,31 @@ def sort_into_budgeted_batches(
         if end == len(order) or (end + 1 - start) * lengths[order[end]] > budget:
             batches.append(order[start:end])
             start = end
+    return batches
+
+
+def sort_into_tight_batches(lengths: Sequence[int] | np.ndarray, size: int) -> list[np.ndarray]:
+    """Sorts items by length, and returns their indices in batches of up to `size`, little padded.
+
+    The padding of a batch is at most `MAX_PADDING_SHARE` of its other tokens, or `FREE_PADDING`,
+    whichever is more.
+    """
+    order = np.argsort(lengths, kind="stable")
+    batches = []
+    start = 0
+    tokens = 0
+    for end, item in enumerate(order):
+        length = int(lengths[item])
+        padding = length * (end - start) - tokens
+        limit = max(FREE_PADDING, MAX_PADDING_SHARE * (tokens + length))
+        if end > start and (end - start == size or padding > limit):
+            batches.append(order[start:end])
+            start = end
+            tokens = 0
+        tokens += length
+
+    if start < len(order):
+        batches.append(order[start:])
     return batches
 
 

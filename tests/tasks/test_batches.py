@@ -16,6 +16,7 @@ from bsmeta.training.task import (
     run_on_all_ranks,
     sort_into_batches,
     sort_into_budgeted_batches,
+    sort_into_tight_batches,
     split_into_lists,
 )
 
@@ -30,6 +31,24 @@ def test_batches_are_sorted_by_length() -> None:
     assert [b.tolist() for b in sort_into_budgeted_batches([3, 3, 3], 8)] == [[0, 1], [2]]
     assert sort_into_batches([], 2) == sort_into_budgeted_batches([], 8) == []
     assert list(split_into_lists("abcde", 2)) == [["a", "b"], ["c", "d"], ["e"]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "batches"),
+    [
+        ([130, 100, 200, 101, 199], 8, [[1, 3], [0], [4, 2]]),  # with 130, 59 tokens of padding
+        ([100, 116, 100], 8, [[0, 2, 1]]),  # 32
+        ([100, 117, 100], 8, [[0, 2], [1]]),  # 34
+        ([3, 9, 5], 8, [[0, 2, 1]]),  # few tokens: a further call would take longer
+        ([1000, 950, 900], 8, [[2, 1], [0]]),  # 50 of 1,850 tokens; with 1,000, 150 of 2,850
+        ([7, 7, 7], 2, [[0, 1], [2]]),
+        ([], 2, []),
+    ],
+)
+def test_tight_batches_have_little_padding(
+    lengths: list[int], size: int, batches: list[list[int]]
+) -> None:
+    assert [batch.tolist() for batch in sort_into_tight_batches(lengths, size)] == batches
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -22,7 +22,7 @@ from bsmeta.tasks.disambiguation.lines import find_word_spans
 from bsmeta.tasks.disambiguation.mention_detection import MentionDetector, open_mention_detector
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.texts import Row, divide_sentence, find_overlaps
-from bsmeta.training.task import sort_into_batches, split_into_lists
+from bsmeta.training.task import sort_into_tight_batches, split_into_lists
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Predictor:
         rows = [*self._build_rows(texts, spans)]
         entities: list[list[dict[str, Any]]] = [[] for _ in texts]
         batch_size = self._data.config.data_config.per_device_eval_batch_size
-        for batch in sort_into_batches([len(row.tokens) for row in rows], batch_size):
+        for batch in sort_into_tight_batches([len(row.tokens) for row in rows], batch_size):
             batch_rows = [rows[index] for index in batch]
             answers = zip(*self._scorer(batch_rows).pick_answers(), strict=True)
             for row in batch_rows:

@@ -167,6 +167,28 @@ def test_a_text_is_encoded_once_however_many_mentions_it_has(run_folder: Path) -
     assert sum(encoded) == 1
 
 
+def test_answers_do_not_depend_on_the_texts_beside_them(run_folder: Path) -> None:
+    task, folder = open_task(str(run_folder), {})
+    assert isinstance(task, Predicts)
+    model = task.load(folder)
+    rows_and_tokens: list[tuple[int, int]] = []
+    model.mention_encoder.register_forward_pre_hook(
+        lambda _, __, inputs: rows_and_tokens.append(tuple(inputs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    short, long = sentence("river", "bass"), " . ".join([sentence("money", "seal")] * 6)
+    records = [{"text": text} for text in (short, long, short)]
+
+    together = list(task.predict(model, records))
+    assert rows_and_tokens == [(2, 8), (1, 43)]  # the short texts are not padded to the long one
+    alone = [next(iter(task.predict(model, [record]))) for record in records]
+    for result, expected in zip(together, alone, strict=True):
+        assert len(result["entities"]) in (1, 6)
+        for entity, other in zip(result["entities"], expected["entities"], strict=True):
+            assert entity.pop("score") == pytest.approx(other.pop("score"), abs=1e-4)
+            assert entity == other
+
+
 def test_predictions_below_the_lowest_score_are_dropped(run_folder: Path) -> None:
     task, folder = open_task(str(run_folder), {"min_score": 1.0})
     assert isinstance(task, Predicts)
