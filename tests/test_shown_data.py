@@ -151,6 +151,7 @@ CALLS: dict[str, Callable[[World], list[str]]] = {
     "entities": lambda world: [
         quote("table", world.named(" entities")), quote("profiles", world.named(".jsonl"))
     ],
+    "build": lambda _: [quote("target", EVIL)],
     "convert": lambda world: [str(world.named(".json"))],
     "download": lambda world: [quote("manifest", world.named(".none")), "folder=files"],
     "study": lambda world: [str(world.named(".yaml")), "--dry-run"],
@@ -163,8 +164,11 @@ CALLS: dict[str, Callable[[World], list[str]]] = {
 }  # fmt: skip
 """Calls of each program that show something of the data, in an order in which each can run."""
 
-REFUSED = {"annotate", "stage", "descriptions", "download", "downstream", "spelling-tests", "init"}
-"""Calls whose file does not exist, or has a name that is refused; the error shows it."""
+REFUSED = {
+    "annotate", "build", "stage", "descriptions", "download", "downstream", "spelling-tests",
+    "init",
+}  # fmt: skip
+"""Calls whose file does not exist, or has a value that is refused; the error shows it."""
 SILENT = {"train a detector"}
 """Calls that only make what the next one needs."""
 

@@ -78,8 +78,9 @@ def test_exit_codes_are_right_and_no_files_appear_outside_the_run(tmp_path: Path
     missing = start(tmp_path, "--config-name", "nothing")
     assert missing.returncode == 2
     trained = (  # without those of other programs, such as annotate
-        "classification, demo, demo_classification, demo_disambiguation, demo_spelling, "
-        "demo_spelling_words, disambiguation, quick_run, sec, sed_sequence, sed_words, v2"
+        "build_classification, classification, demo, demo_classification, demo_disambiguation, "
+        "demo_spelling, demo_spelling_words, disambiguation, quick_run, sec, sed_sequence, "
+        "sed_words, v2"
     )
     assert f"expected a configuration: {trained} in" in missing.stderr
     unknown = start(tmp_path, "--config-name", "demo", "task=translation", "check_only=true")

@@ -242,7 +242,7 @@ def test_each_file_written_by_deepspeed_is_progress(events: list[str], tmp_path:
         mixed_precision="no", state=SimpleNamespace(deepspeed_plugin=plugin),
         prepare=lambda *given: given, unwrap_model=lambda model: model,
     )  # fmt: skip
-    engine_deepspeed.DeepSpeedEngine(accelerator, model, None)
+    engine_deepspeed.DeepSpeedEngine(accelerator, model, SimpleNamespace())
     files = model.checkpoint_engine
     files.save({"weights": torch.ones(2)}, str(tmp_path / "state.pt"))
     assert events == ["begin", "end"]
