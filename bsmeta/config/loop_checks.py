@@ -141,8 +141,8 @@ def _find_name_problems(config: RunConfig) -> Iterator[Problem]:
     example = "out_dir=runs/first, for example"
     if "://" in out_dir and not is_run_address(out_dir):
         expected = (
-            "a folder, or s3://BUCKET/PREFIX without '=', '?' and '#'; runs in other stores are "
-            "written through a mounted folder"
+            "a folder, or s3://BUCKET/PREFIX without credentials, '=', '?' and '#'; runs in other "
+            "stores are written through a mounted folder"
         )
         example = "out_dir=s3://bucket/runs/first, for example"
     elif not out_dir.strip() or "=" in out_dir or not out_dir.isprintable():

@@ -41,7 +41,10 @@ class RunCopy:
 
     def __init__(self, url: str) -> None:
         if not is_run_address(url):
-            raise DataError(f"{format_url(url)}: expected the address s3://BUCKET/PREFIX of a run")
+            raise DataError(
+                f"{format_url(url)}: expected the address s3://BUCKET/PREFIX of a run, without "
+                "credentials, '=', '?' and '#'"
+            )
 
         parts = url.rstrip("/").split("/")
         self.is_model = parts[-1] == MODEL
