@@ -138,7 +138,7 @@ class Run:
         evaluations = sorted(result.parent.name for result in self.path.glob(f"*/{EVALUATION}"))
         raise DataError(
             f"{file} does not exist; evaluations of this run: {', '.join(evaluations) or 'none'}; "
-            f"`bsmeta evaluate checkpoint={self.path}` makes one"
+            f"`bsmeta evaluate checkpoint={self.__fspath__()}` makes one"
         )
 
     def model(self) -> Model:

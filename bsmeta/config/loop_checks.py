@@ -10,7 +10,7 @@ from typing import Any
 
 from bsmeta.config.launch import Launch
 from bsmeta.config.metric_table import list_best_metrics
-from bsmeta.config.run_location import BUCKET_URL, is_in_bucket
+from bsmeta.config.run_location import is_in_bucket, is_run_address
 from bsmeta.config.schema import ADAMW, DEEPSPEED_OPTIMIZERS, OPTIMIZERS, RunConfig
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.config.value_checks import describe_refusal
@@ -139,10 +139,10 @@ def _find_name_problems(config: RunConfig) -> Iterator[Problem]:
     out_dir = config.out_dir
     expected = ""
     example = "out_dir=runs/first, for example"
-    if "://" in out_dir and (BUCKET_URL.fullmatch(out_dir) is None or not out_dir.isprintable()):
+    if "://" in out_dir and not is_run_address(out_dir):
         expected = (
-            "a folder, or s3://BUCKET/PREFIX without '=', '?' and '#'; runs in other stores are "
-            "written through a mounted folder"
+            "a folder, or s3://BUCKET/PREFIX without credentials, '=', '?' and '#'; runs in other "
+            "stores are written through a mounted folder"
         )
         example = "out_dir=s3://bucket/runs/first, for example"
     elif not out_dir.strip() or "=" in out_dir or not out_dir.isprintable():

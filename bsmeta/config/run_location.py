@@ -12,11 +12,17 @@ BUCKET_SCHEME = "s3://"
 """The scheme of the buckets that can hold a run; `gs://` and `az://` can only be read."""
 BUCKET_URL = re.compile(r"s3://([a-z0-9][a-z0-9.\-]+)/([^/?#=][^?#=]*?)/*")
 _HASH_LENGTH = 8
+_MAX_NAME_BYTES = 200  # of the end of an address in a local name; file systems allow 255
 
 
 def is_in_bucket(out_dir: str) -> bool:
     """Whether `out_dir` is the address of a bucket."""
     return out_dir.startswith(BUCKET_SCHEME)
+
+
+def is_run_address(url: str) -> bool:
+    """Whether `url` is an address at which a bucket can hold a run."""
+    return BUCKET_URL.fullmatch(url) is not None and url.isprintable()
 
 
 def locate_run_folder(config: RunConfig) -> Path:
@@ -34,4 +40,5 @@ def name_local_folder(url: str) -> str:
     """Names the local folder of a run in a bucket: the end of its address, and a hash."""
     address = url.rstrip("/")
     digest = hashlib.sha256(address.encode()).hexdigest()[:_HASH_LENGTH]
-    return f"{address.rpartition('/')[2]}-{digest}"
+    name = address.rpartition("/")[2].encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+    return f"{name}-{digest}"

@@ -41,7 +41,10 @@ _MIN_LETTERS_ONLY_PART_CHARS = 16  # for secrets without digits and punctuation
 
 # Neither quotes nor backslashes are replaced, so that a line of JSON remains one.
 _AUTHORITY = r":(?:\\?/){2}"
-_USER = re.compile(rf'({_AUTHORITY})[^/\s?#"<>\\]*@')
+# A secret key of AWS may have slashes: s3://ID:SE/CRET@bucket. `80/` in //host:80/a@b is a port.
+_SLASHED_USER = r"""[^/\s?#:@\[\]"'<>\\]+:(?!\d*/)(?:(?!://)[^\s?#@"'<>\\,])*@"""
+_USER = re.compile(rf"""({_AUTHORITY})(?:[^/\s?#"<>\\]*@|{_SLASHED_USER})""")
+_USER_OF_ADDRESS = re.compile(rf"\A(?:[^/?#]*@|{_SLASHED_USER})")
 _ADDRESS = re.compile(rf"""{_AUTHORITY}([^\s"'<>\\]++)""")
 _WEB = r"(?i:https?|ftps?|wss?)"
 # Also matches addresses without a query, in which the search would otherwise start again.
@@ -108,11 +111,12 @@ def format_url(url: str) -> str:
     if not separator:
         return redact(url)
 
+    location = _USER_OF_ADDRESS.sub("", location)
     authority, slash, path = location.partition("/")
     if _WEB_SCHEME.fullmatch(scheme):
         authority = re.split("[?#]", authority, maxsplit=1)[0]
         path = re.split("[?#]", path, maxsplit=1)[0]
-    return redact(f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}")
+    return redact(f"{scheme}://{authority}{slash}{path}")
 
 
 def declare_secrets(*values: str | None) -> None:
@@ -217,8 +221,8 @@ def _find_secrets_in_urls(text: str) -> set[str]:
     """
     secrets: set[str] = set()
     for address in _ADDRESS.findall(text):
-        authority = re.split("[/?#]", address, maxsplit=1)[0]
-        user, colon, password = authority.rpartition("@")[0].partition(":")
+        match = _USER_OF_ADDRESS.match(address)
+        user, colon, password = match[0][:-1].partition(":") if match else ("", "", "")
         if colon or looks_mixed(user):
             secrets.add(password or user)
 

@@ -87,14 +87,18 @@ class RunBucket:
             self._client = session.create_client("s3", config=Config(retries=retries))
 
     def list_objects(self, folder: str = "") -> list[StoredObject]:
-        """Lists the objects whose names begin with `folder`."""
+        """Lists the objects whose names begin with `folder`.
+
+        The empty objects that mark folders in the console of S3 (`checkpoint-8step/`) are left out.
+        """
         objects: list[StoredObject] = []
         with self._convert_errors("listing"):
             paginator = self._client.get_paginator("list_objects_v2")
             for page in paginator.paginate(Bucket=self._bucket, Prefix=self._prefix + folder):
                 for entry in page.get("Contents", []):
                     name = entry["Key"].removeprefix(self._prefix)
-                    objects.append(StoredObject(name, entry["Size"]))
+                    if name and not name.endswith("/"):
+                        objects.append(StoredObject(name, entry["Size"]))
         return objects
 
     def read(self, name: str) -> bytes | None:

@@ -7,9 +7,10 @@ is kept in the cache of the user, so that a model is downloaded once.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 
-from bsmeta.config.run_location import BUCKET_URL, name_local_folder
+from bsmeta.config.run_location import is_run_address, name_local_folder
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, DataError
 from bsmeta.core.files import join_inside, replace_atomically
@@ -39,8 +40,11 @@ class RunCopy:
     """
 
     def __init__(self, url: str) -> None:
-        if BUCKET_URL.fullmatch(url) is None:
-            raise DataError(f"{format_url(url)}: expected the address s3://BUCKET/PREFIX of a run")
+        if not is_run_address(url):
+            raise DataError(
+                f"{format_url(url)}: expected the address s3://BUCKET/PREFIX of a run, without "
+                "credentials, '=', '?' and '#'"
+            )
 
         parts = url.rstrip("/").split("/")
         self.is_model = parts[-1] == MODEL
@@ -59,18 +63,24 @@ class RunCopy:
     def update(self) -> None:
         """Copies the small files of the run, and the manifests of its checkpoints.
 
+        Files that the run no longer has are deleted, such as the copy of a deleted checkpoint.
+
         Raises:
-            DataError: If there is no run at the address.
+            DataError: If there is no run at the address, or an object has the name of a folder.
         """
         sizes = {entry.name: entry.size for entry in self._bucket.list_objects()}
         if CONFIG_FILE not in sizes:
             raise DataError(
                 f"{self.url}: found no {CONFIG_FILE}; expected the address of a run (its out_dir)"
             )
+        logs = list_log_parts(sizes)
+        objects = {name for name in sizes if not list_log_parts([name])}
+        self._check_names({*logs}, objects)
         self._sizes = sizes
         self.is_running = any(map(is_claim, sizes))
+        self._delete_others({*logs, *objects})
 
-        for log, parts in list_log_parts(sizes).items():
+        for log, parts in logs.items():
             content = join_logs(self._bucket, parts)
             self._write(log, content)
         for name in sizes:
@@ -80,6 +90,29 @@ class RunCopy:
             is_other = not CHECKPOINT_NAME.fullmatch(top) and top not in (RUN_OBJECTS, MODEL)
             if is_manifest or (is_other and not is_log):
                 self._write(name, self._bucket.read(name) or b"")
+
+    def _check_names(self, logs: set[str], objects: set[str]) -> None:
+        """Refuses names that one folder cannot hold, such as `config.yaml` and `config.yaml/x`."""
+        folders = {str(parent) for name in objects for parent in PurePosixPath(name).parents}
+        conflicts = (logs & objects) | ((folders - {"."}) & (logs | objects))
+        if conflicts:
+            name = min(conflicts)
+            raise DataError(
+                f"{self.url}: found the file {name}, and further objects of this name or below "
+                f"{name}/; expected each name to be a file or a folder. Delete the objects that "
+                "the run has not written"
+            )
+
+    def _delete_others(self, files: set[str]) -> None:
+        """Deletes the other files of the copy, except unfinished ones of other processes."""
+        for path in sorted(self.folder.rglob("*"), reverse=True):  # files before their folders
+            if path.name.startswith("."):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # it is not empty
+                    path.rmdir()
+            elif path.relative_to(self.folder).as_posix() not in files:
+                path.unlink(missing_ok=True)
 
     def copy_model(self) -> Path:
         """Copies the model that the address names, and verifies it by its manifest.

@@ -50,7 +50,7 @@ MARK_OBJECT = f"{RUN_OBJECTS}/run.txt"
 PUBLISH_INTERVAL_S = 60.0
 """Seconds between uploads of the logs while no checkpoint is saved."""
 
-_CLAIMS = f"{RUN_OBJECTS}/claim-"
+_CLAIM = re.compile(rf"{re.escape(RUN_OBJECTS)}/claim-([0-9]{{6}})")
 _LOG = re.compile(r"[^/]+\.jsonl|log-rank\d+\.txt")
 _LOG_PART = re.compile(rf"({_LOG.pattern})/(\d{{6}})-(\d{{6}})")
 _STUB_FILES = (MANIFEST, TRAINER_STATE_FILE, DATA_STATE_FILE, CONFIG_FILE)
@@ -153,6 +153,8 @@ class BucketStore(RunStore):
         names = [entry.name for entry in self._bucket.list_objects()]
         claims = sorted(filter(is_claim, names))
         self._check_prefix(names, claims, resume=resume, overwrite=overwrite)
+        if not resume:
+            self._check_other_runs(names)
         self._claim_prefix(claims)
 
         manifests = [name for name in names if name.endswith(f"/{MANIFEST}")]
@@ -198,6 +200,16 @@ class BucketStore(RunStore):
                 "choose another out_dir"
             )
 
+    def _check_other_runs(self, names: list[str]) -> None:
+        """Refuses to delete other runs below the prefix."""
+        marks = [name for name in names if name.endswith(f"/{MARK_OBJECT}")]
+        if marks:
+            raise ConfigurationError(
+                f"out_dir={self._bucket.url}: it also holds {marks[0].removesuffix(MARK_OBJECT)}, "
+                "which belongs to another run, and would be deleted; expected one run. Move or "
+                "delete that run, or choose another out_dir"
+            )
+
     def _read_holder(self, claim: str) -> dict[str, object]:
         """Reads the process of a claim; {} if it has just been released, or cannot be read."""
         with suppress(ValueError):
@@ -208,8 +220,9 @@ class BucketStore(RunStore):
 
     def _claim_prefix(self, claims: list[str]) -> None:
         """Claims the prefix; the holder of an earlier claim then ends at its next save."""
-        number = int(claims[-1].removeprefix(_CLAIMS)) + 1 if claims else 1
-        name = f"{_CLAIMS}{number:06d}"
+        match = _CLAIM.fullmatch(claims[-1]) if claims else None
+        number = int(match[1]) + 1 if match is not None else 1
+        name = f"{RUN_OBJECTS}/claim-{number:06d}"
         self._bucket.write(MARK_OBJECT, b"A run of bsmeta writes to this prefix.\n")
         try:
             self._bucket.write(name, self._claim, is_new=True)
@@ -242,7 +255,11 @@ class BucketStore(RunStore):
                 entry.unlink()
 
     def _stage(self, names: list[str]) -> None:
-        """Stages the stubs of all checkpoints and the logs, and removes stale checkpoints."""
+        """Stages the stubs of all checkpoints and the logs, and removes stale checkpoints.
+
+        A stub without one of its objects, or with a malformed manifest, remains a damaged
+        checkpoint: `fetch` reports it.
+        """
         for saved in list_checkpoints(self.folder):
             manifest = saved.folder / MANIFEST
             is_committed = saved.folder.name in self._committed
@@ -253,14 +270,17 @@ class BucketStore(RunStore):
             ):
                 shutil.rmtree(saved.folder)
 
+        existing = set(names)
         for folder in self._committed:
             (self.folder / folder).mkdir(exist_ok=True)
             for file in _STUB_FILES:
-                if not (self.folder / folder / file).exists():
-                    self._download(f"{folder}/{file}")
+                name = f"{folder}/{file}"
+                if name in existing and not (self.folder / name).exists():
+                    self._download(name)
             # `lacks_model` looks for the folder of the model.
-            for file in read_manifest(self.folder / folder).files:
-                (self.folder / folder / file).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(CheckpointError):
+                for file in read_manifest(self.folder / folder).files:
+                    (self.folder / folder / file).parent.mkdir(parents=True, exist_ok=True)
         self._stage_marks(names)
 
         for log, parts in list_log_parts(names).items():
@@ -443,9 +463,7 @@ class BucketStore(RunStore):
         with self._access:
             for path in sorted(self.folder.rglob("*")):
                 name = str(path.relative_to(self.folder))
-                top = name.split("/")[0]
-                is_internal = top.startswith((".", "tmp-")) or CHECKPOINT_NAME.fullmatch(top)
-                if is_internal or path.is_symlink() or not path.is_file():
+                if _is_internal(name) or path.is_symlink() or not path.is_file():
                     continue
                 if _LOG.fullmatch(name):
                     self._publish_lines(name)
@@ -499,9 +517,17 @@ class BucketStore(RunStore):
         self._bucket.delete(self._claim_name)
 
 
+def _is_internal(name: str) -> bool:
+    """Whether a file of the folder is not published: it is a checkpoint's, or unfinished."""
+    parts = name.split("/")
+    is_unfinished = any(part.startswith(".") or part.endswith(".part") for part in parts)
+    is_saved = CHECKPOINT_NAME.fullmatch(parts[0]) is not None
+    return is_unfinished or is_saved or parts[0].startswith("tmp-")
+
+
 def is_claim(name: str) -> bool:
     """Whether an object is the claim of a process."""
-    return name.startswith(_CLAIMS)
+    return _CLAIM.fullmatch(name) is not None
 
 
 def list_log_parts(names: Iterable[str]) -> dict[str, list[str]]:
@@ -518,8 +544,14 @@ def list_log_parts(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def join_logs(bucket: RunBucket, parts: list[str]) -> bytes:
-    """Reads the parts of a log as one text."""
-    return b"".join(bucket.read(part) or b"" for part in parts)
+    """Reads the parts of a log as one text.
+
+    A part has complete lines. If it was cut, only its last line is lost, not the next part's first.
+    """
+    contents = (bucket.read(part) or b"" for part in parts)
+    return b"".join(
+        content if content.endswith(b"\n") else content + b"\n" for content in contents if content
+    )
 
 
 def _is_alive(holder: dict[str, object]) -> bool:

@@ -36,6 +36,8 @@ def test_a_run_in_a_bucket_writes_to_a_folder_of_its_own() -> None:
     assert locate("s3://bucket/runs/first") == "/scratch/first-3ecffbec"
     assert locate("s3://bucket/runs/first/") == "/scratch/first-3ecffbec"
     assert locate("s3://other/runs/first") != "/scratch/first-3ecffbec"
+    assert locate(f"s3://bucket/{'x' * 300}").startswith(f"/scratch/{'x' * 200}-")
+    assert locate(f"s3://bucket/x{'é' * 300}").startswith(f"/scratch/x{'é' * 99}-")
 
 
 def test_every_reader_of_out_dir_is_known() -> None:

@@ -33,6 +33,11 @@ def test_a_large_file_is_uploaded_in_parts_and_read_back(s3: S3Server, tmp_path:
     assert (tmp_path / "again").read_bytes() == LARGE
 
 
+def test_objects_that_mark_folders_are_not_listed(s3: S3Server) -> None:
+    s3.put({"runs/first/": b"", "runs/first/model/": b"", "runs/first/model/config.json": b"{}"})
+    assert RunBucket(URL).list_objects() == [StoredObject("model/config.json", 2)]
+
+
 def test_an_interrupted_download_continues(s3: S3Server, tmp_path: Path) -> None:
     bucket = RunBucket(URL)
     bucket.write("state", LARGE)

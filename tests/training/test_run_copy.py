@@ -90,6 +90,47 @@ def test_an_address_without_a_run_or_model_is_refused(run: RunFolder) -> None:
         locate_model(f"{URL}/checkpoint-4step")
 
 
+@pytest.mark.parametrize("name", ["config.yaml/x", "metrics.jsonl", "metrics.jsonl/x"])
+def test_an_object_with_the_name_of_a_folder_is_refused(
+    run: RunFolder, s3: S3Server, name: str
+) -> None:
+    s3.put({f"runs/first/{name}": b"{}"})
+    file = name.removesuffix("/x")
+    with pytest.raises(DataError, match=f"{URL}: found the file {file}, and further objects"):
+        bsmeta.open_run(URL)
+
+
+def test_a_copy_loses_what_the_run_has_deleted(run: RunFolder, s3: S3Server) -> None:
+    s3.put(
+        {
+            "runs/first/checkpoint-3step/manifest.json": b"{}",
+            "runs/first/checkpoint-4step/manifest.json": b"{}",
+            "runs/first/evaluation": b"a file",
+        }
+    )
+    opened = bsmeta.open_run(URL)
+    model = Path(locate_model(URL).model)
+    assert [saved.step for saved in opened.checkpoints()] == [3, 4]
+
+    RunBucket(URL).delete("checkpoint-3step/manifest.json", "evaluation")
+    s3.put({"runs/first/evaluation/evaluation.json": b"{}"})
+    assert [saved.step for saved in opened.checkpoints()] == [4]
+    assert not (opened.path / "checkpoint-3step").exists()
+    assert (opened.path / "evaluation/evaluation.json").read_bytes() == b"{}"
+    assert (model / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_missing_evaluation_is_made_from_the_address(run: RunFolder) -> None:
+    with pytest.raises(DataError, match=f"`bsmeta evaluate checkpoint={URL}` makes one"):
+        bsmeta.open_run(URL).evaluation()
+
+
+def test_a_name_that_no_object_has_is_no_address() -> None:
+    for name in ("first\n", "\x1b[2J", "\udcff"):
+        with pytest.raises(DataError, match="expected the address s3://BUCKET/PREFIX of a run"):
+            RunCopy(f"s3://{BUCKET}/{name}")
+
+
 def test_names_that_lead_out_of_the_copy_are_refused(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,98 @@ def test_a_changed_object_is_named_and_an_earlier_checkpoint_is_used(
     second.store.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("manifest.json", b'{"form', "manifest.json: cannot be read (Input data was truncated)"),
+        (
+            "manifest.json",
+            b'{"format": 1, "step": 2, "files": {"../x": {"bytes": 1, "xxh3": "%s"}}}'
+            % (b"0" * 32),
+            "the name '../x' cannot be used",
+        ),
+        ("trainer_state.json", None, f"{URL}/checkpoint-2step/trainer_state.json: the object is m"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_staged_is_skipped_and_deleted(
+    name: str,
+    content: bytes | None,
+    message: str,
+    s3: S3Server,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = open_folder(tmp_path / "a")
+    first.begin(CausalLMConfig(), 0)
+    for step in (1, 2):
+        first.store.publish(save(first.path, step))
+    first.store.close()
+    if content is None:
+        s3.client.delete_object(Bucket=BUCKET, Key=f"{PREFIX}/checkpoint-2step/{name}")
+    else:
+        s3.put({f"{PREFIX}/checkpoint-2step/{name}": content})
+
+    second = open_folder(tmp_path / "b", resume=True)
+    second.store.fetch_newest()
+    assert message in caplog.text
+    assert [saved.step for saved in list_checkpoints(second.path)] == [1, 2]
+    assert (second.path / "checkpoint-1step/state/torch.pt").read_bytes() == b"weights"
+    second.begin(CausalLMConfig(), 1)
+    assert [name for name in list_names(s3) if "checkpoint-2step" in name] == []
+    assert [saved.step for saved in list_checkpoints(second.path)] == [1]
+    second.store.close()
+
+
+def test_a_cut_part_of_a_log_loses_one_line(s3: S3Server, tmp_path: Path) -> None:
+    first = open_folder(tmp_path / "a")
+    first.begin(CausalLMConfig(), 0)
+    log = first.open_log("metrics.jsonl")
+    for step in (1, 2):
+        log.write({"event": "step", "step": step})
+        first.store.publish_files()
+    first.store.close()
+    s3.put({f"{PREFIX}/metrics.jsonl/000001-000001": b'{"event": "step", "st'})
+
+    second = open_folder(tmp_path / "b", resume=True)
+    second.begin(CausalLMConfig(), 2)
+    assert (second.path / "metrics.jsonl").read_text() == '{"event": "step", "step": 2}\n'
+    second.store.close()
+
+
+def test_unfinished_files_are_not_published(s3: S3Server, tmp_path: Path) -> None:
+    run = open_folder(tmp_path / "a")
+    for folder in ("systems.part/linear", "systems/linear"):
+        (run.path / folder).mkdir(parents=True)
+        (run.path / folder / "config.json").write_text("{}")
+        (run.path / folder / ".0a1b.json").write_text("{}")
+    run.begin(CausalLMConfig(), 0)
+    assert [name for name in list_names(s3) if "systems" in name] == ["systems/linear/config.json"]
+    run.store.close()
+
+
+def test_other_objects_are_no_claims(s3: S3Server, tmp_path: Path) -> None:
+    open_folder(tmp_path / "a").store.close()
+    s3.put({f"{PREFIX}/.bsmeta-run/{name}": b"{}" for name in ("claim-x", "claim-000007/x")})
+    run = open_folder(tmp_path / "b", resume=True)
+    assert ".bsmeta-run/claim-000001" in list_names(s3)
+    run.store.close()
+
+
+def test_a_run_below_the_prefix_is_not_deleted(s3: S3Server, tmp_path: Path) -> None:
+    open_folder(tmp_path / "a").store.close()
+    s3.put({f"{PREFIX}/inner/.bsmeta-run/run.txt": b"", f"{PREFIX}/inner/config.yaml": b"{}"})
+    for options in ({}, {"overwrite": True}):
+        with pytest.raises(
+            ConfigurationError, match="it also holds inner/, which belongs to anoth"
+        ):
+            open_folder(tmp_path / "b", **options)
+    assert [name for name in list_names(s3) if "inner" in name] == [
+        "inner/.bsmeta-run/run.txt",
+        "inner/config.yaml",
+    ]
+    open_folder(tmp_path / "b", resume=True).store.close()
+
+
 def test_a_second_run_is_refused_and_a_replaced_one_uploads_nothing_more(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
