@@ -27,7 +27,7 @@ def test_a_fixed_model_is_restored_from_its_state_and_from_a_snapshot(tmp_path: 
     engine = make_engine(accelerator, nn.Linear(2, 1), None)
     assert engine.name == PLAIN
     engine.save(tmp_path / "state")
-    snapshot = engine.take_snapshot()
+    snapshot = engine.take_snapshot(with_weights=True)
     assert snapshot is not None
     snapshot.write(tmp_path / "snapshot")
 
