@@ -373,13 +373,19 @@ class Forecast:
         step_tokens: Positions in the global batch of a step.
         stage: The engine of this launch.
         states: Weights, gradients and optimizer states by engine.
+
+    Args:
+        saves_frozen: Whether checkpoints hold the frozen weights, if there are any.
     """
 
-    def __init__(self, run: CheckedRun, shape: Shape, device: Device | None) -> None:
+    def __init__(
+        self, run: CheckedRun, shape: Shape, device: Device | None, *, saves_frozen: bool
+    ) -> None:
         config = run.config
         self._config = config
         self._shape = shape
         self._device = device
+        self._saves_frozen = saves_frozen
         self._half = config.mixed_precision != "no"
         self._flops_per_token = compute_flops_per_token(shape.model)
 
@@ -506,10 +512,25 @@ class Forecast:
             return []
         held = self.states[self.stage]
         ranks = "each rank" if self.stage == "FSDP2" else "rank 0"
-        return [
-            f"async_save keeps a copy of weights and optimizer in main memory: "
-            f"{format_size(held.weights + held.optimizer)} on {ranks}"
+        if self._saves_frozen:
+            return [
+                f"async_save keeps a copy of weights and optimizer in main memory: "
+                f"{format_size(held.weights + held.optimizer)} on {ranks}"
+            ]
+
+        counts = self._counts
+        trained_bytes = held.weights * counts.trainable / counts.total
+        lines = [
+            f"async_save keeps a copy of trained weights and optimizer in main memory: "
+            f"{format_size(trained_bytes + held.optimizer)} on {ranks}"
         ]
+        if self.stage == "FSDP2" and self._config.export_steps != 0:
+            frozen_bytes = 4 * (counts.total - counts.trainable)
+            lines.append(
+                f"rank 0 also keeps the frozen weights there, for model/ in checkpoints: "
+                f"{format_size(frozen_bytes)} (export_steps=0 does without)"
+            )
+        return lines
 
     def show(self, console: Console) -> None:
         """Prints the forecast, with the formulas."""
@@ -664,6 +685,11 @@ def probe_run(run: CheckedRun, task: Task) -> Probe:
         return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held)
 
 
+def _forecast(run: CheckedRun, task: Task, shape: Shape, device: Device | None) -> Forecast:
+    """Counts what a run of a task needs."""
+    return Forecast(run, shape, device, saves_frozen=task.base_model(shape.model) is None)
+
+
 def print_memory(run: CheckedRun, task: Task) -> None:
     """Prints the memory that a run needs and the memory of the device, before it begins (rank 0).
 
@@ -678,7 +704,7 @@ def print_memory(run: CheckedRun, task: Task) -> None:
 
     try:
         shape = task.shape()
-        forecast = None if shape is None else Forecast(run, shape, find_device(None))
+        forecast = None if shape is None else _forecast(run, task, shape, find_device(None))
     except UserError:
         raise
     except Exception as error:  # any error of a model while it is counted
@@ -712,7 +738,7 @@ def estimate_run(run: CheckedRun, task: Task, *, is_main: bool) -> None:
 
     device = find_device(config.estimate_card)
     console = Console(soft_wrap=False, highlight=False)
-    forecast = Forecast(run, shape, device) if is_main else None
+    forecast = _forecast(run, task, shape, device) if is_main else None
     if forecast is not None:
         forecast.show(console)
         if device is None:  # otherwise its memory is in the lines above

@@ -195,5 +195,31 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     assert manifest["architectures"] == ["LlamaForCausalLM"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["cpu_zero2", "zero3"])
+def test_a_run_continues_on_another_number_of_processes_under_zero(
+    base: Path, tmp_path: Path, engine: str
+) -> None:
+    """DeepSpeed's universal format has only the trained weights; the base is loaded again."""
+    launch_file = write_launch_file(tmp_path, engine)
+    keys = list_keys(base, tmp_path / "shards")
+    code, errors = train(launch_file, tmp_path / "whole", *keys)
+    assert code == 0, errors
+    copy_until(tmp_path / "whole", tmp_path / "again", 3)
+    same_batch = "gradient_accumulation_steps=4"  # the configuration has 2, for two processes
+    code, errors = train(launch_file, tmp_path / "again", *keys, RESUME, same_batch, processes=1)
+    assert code == 0, errors
+
+    whole, again, saved = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / folder).state_dict()
+        for folder in ("whole/model", "again/model", "again/checkpoint-3step/model")
+    )
+    assert whole.keys() == again.keys()
+    # The steps after the checkpoint have changed the weights by more than the tolerance.
+    assert max(float((whole[name] - saved[name]).abs().max()) for name in whole) > 1e-2
+    for name in whole:
+        torch.testing.assert_close(again[name], whole[name], rtol=0, atol=1e-6, msg=name)
+
+
 def measure_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
