@@ -112,6 +112,7 @@ def _build_spelling(folder: Path, max_texts: int | None) -> None:
         "num_train_epochs": _SPELLING_EPOCHS,
         "store_dir": str(data / "store"),
         "benchmarks": str(data / "tests"),
+        "model_card.command": _format_build_command(SPELLING, max_texts),
     }
     if max_texts is not None:
         overrides |= {"dataset_limits": [max_texts], "val_splits": [_VALIDATION_SHARE]}
@@ -130,9 +131,16 @@ def _build_classification(folder: Path, max_texts: int | None) -> None:
     overrides = {
         "data_config.csv": str(table),
         "results_dir": str(folder / _DATA),
+        "model_card.command": _format_build_command(CLASSIFICATION, max_texts),
     }
     job = _make_job("classifier", "build_classification", run_folder, overrides)
     _train(CLASSIFICATION, [job])
+
+
+def _format_build_command(target: str, max_texts: int | None) -> str:
+    """Formats the command of a build, for model cards: its runs name folders that are deleted."""
+    trial = "" if max_texts is None else f" max_texts={max_texts}"
+    return f"bsmeta build {target}{trial}"
 
 
 def _make_job(

@@ -131,7 +131,7 @@ def write_task_card(
         split=split,
         metrics={escape_inline(name): f"{value:.4f}" for name, value in results.items()},
         facts={name: escape_inline(value) for name, value in _list_facts(config).items()},
-        command=describe_training_command(sys.argv),
+        command=config.model_card.command or describe_training_command(sys.argv),
         sources=list_sources(config),
     )
     text = redact(card.rstrip("\n")) + "\n"

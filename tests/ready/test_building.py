@@ -70,6 +70,8 @@ def test_a_killed_build_leaves_no_model_and_two_at_once_build_one(tmp_path: Path
     assert json.loads(output)["prediction"] == "pandas"
     card = (folder / "classification" / "model" / "README.md").read_text()
     assert "documentation of Python (PSF-2.0), PostgreSQL (PostgreSQL License)" in card
+    assert "```sh\nbsmeta build classification max_texts=200\n```" in card
+    assert ".part" not in card
 
     _, errors = run(tmp_path, "build", "classification", code=2)
     assert f"max_texts=null: {folder} was built with max_texts=200; delete it to" in errors

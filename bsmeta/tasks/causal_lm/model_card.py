@@ -106,7 +106,7 @@ def render_model_card(
         rough=warn_of_rough_intervals(event["documents"], "documents") if event else (),
         metrics={METRICS[name].description: f"{value:.4f}" for name, value in results.items()},
         training=_describe_training(config, step),
-        command=describe_training_command(command),
+        command=config.model_card.command or describe_training_command(command),
         sources=list_sources(config),
     )
     return redact(card.rstrip("\n")) + "\n"
