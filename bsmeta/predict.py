@@ -64,11 +64,14 @@ def main(config: PredictConfig) -> int:
         predict_text(config, *read_text(config.input))
         return 0
 
-    for name in ("input", "output"):
-        if getattr(config, name) is None:
-            raise ConfigurationError(f"{name} is not set; expected a .csv or .jsonl file", [name])
-    source = Path(str(config.input))
-    output = Path(str(config.output))
+    if config.input is None:
+        raise ConfigurationError(
+            "input is not set; expected a file of records or of text, or text=TEXT", ["input"]
+        )
+    if config.output is None:
+        raise ConfigurationError("output is not set; expected a .csv or .jsonl file", ["output"])
+    source = Path(config.input)
+    output = Path(config.output)
     return run_stoppable(
         lambda: predict_records(config, source, output), continuation=f"{output}.part"
     )
@@ -247,6 +250,9 @@ def _render_prediction(config: PredictConfig, model: Predictor, text: str) -> tu
 def format_prediction(result: Mapping[str, Any]) -> str:
     """Formats the prediction of a classifier: its labels, then the highest probabilities."""
     prediction = result["prediction"]
+    if prediction is None:
+        return "(no prediction: the text has no tokens)\n"
+
     labels = [prediction] if isinstance(prediction, str) else prediction
     lines = [", ".join(labels) or "(no label)"]
 

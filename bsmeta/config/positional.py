@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from bsmeta.config.override_values import format_override_value
+
+_QUOTED = re.compile(r"""(['"])(?:(?!\1)[^\\]|\\.)*\1""", re.DOTALL)
+"""A value that is quoted as a whole, in Hydra's grammar."""
 
 _OPTIONS_WITH_VALUE = ("--config-name", "-cn", "--config-dir", "-cd", "--config-path", "-cp")
 
@@ -44,7 +48,6 @@ def quote_text(arguments: Sequence[str], key: str) -> list[str]:
 def _quote_value(argument: str, key: str) -> str:
     """Returns an argument, with its value quoted if it sets `key`."""
     name, equals_sign, value = argument.partition("=")
-    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    if name != key or not equals_sign or is_quoted or value == "null":
+    if name != key or not equals_sign or _QUOTED.fullmatch(value) or value == "null":
         return argument
     return f"{name}={format_override_value(value)}"

@@ -14,7 +14,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import build_atomically, delete_path, hold_write_lock, write_json
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.version import __version__
-from bsmeta.ready.models import list_other_formats, locate_build
+from bsmeta.ready.models import check_build, list_other_formats, locate_build
 from bsmeta.ready.paragraphs import locate_shard, write_paragraphs
 from bsmeta.ready.training import TrainingJob, train_jobs
 from bsmeta.report.page import HTML_NAME
@@ -29,6 +29,9 @@ _VALIDATION_SHARE = 0.1  # of the texts of a trial with `max_texts`
 
 _DATA = "data"  # subfolder of a build while its models are trained
 
+_RECORDS = ("*/config.yaml", "*/evaluation/*.html", "*/evaluation/*.md")
+"""Files of the runs that name folders."""
+
 _KEPT = ("config.yaml", "evaluation", "metrics.jsonl", "model", "status.json")
 """Files and folders of a run that stay; checkpoints, logs and trackers' files are deleted."""
 
@@ -39,7 +42,7 @@ def build_models(config: BuildConfig) -> Path:
     Two calls at once build them only once: the second waits.
 
     Raises:
-        UserError: If no build is named, or an earlier one has other settings.
+        UserError: If no build is named, or an earlier one has other settings or is damaged.
         RuntimeError: If a training run failed.
     """
     if config.target is None:
@@ -51,7 +54,8 @@ def build_models(config: BuildConfig) -> Path:
     folder = locate_build(config.target)
     lock = folder.with_name(f".{config.target}.lock")
     with hold_write_lock(folder, f"the build {config.target}", lock):
-        if folder.is_dir():
+        if folder.exists():
+            check_build(config.target)
             _check_settings(config, folder)
             print(f"built already: {folder}", file=sys.stderr)
             return folder
@@ -62,6 +66,7 @@ def build_models(config: BuildConfig) -> Path:
             delete_path(unfinished / _DATA)
             settings = {"bsmeta": __version__, "max_texts": config.max_texts}
             write_json(unfinished / MANIFEST, settings)
+            _rename_in_records(unfinished, folder)
 
         for earlier_build in list_other_formats(config.target):
             delete_path(earlier_build)
@@ -135,6 +140,14 @@ def _build_classification(folder: Path, max_texts: int | None) -> None:
     }
     job = _make_job("classifier", "build_classification", run_folder, overrides)
     _train(CLASSIFICATION, [job])
+
+
+def _rename_in_records(unfinished: Path, folder: Path) -> None:
+    """Replaces the path of an unfinished build by its later one in configurations and reports."""
+    for pattern in _RECORDS:
+        for path in unfinished.glob(pattern):
+            content = path.read_bytes()
+            path.write_bytes(content.replace(bytes(unfinished), bytes(folder)))
 
 
 def _format_build_command(target: str, max_texts: int | None) -> str:

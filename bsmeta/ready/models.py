@@ -9,12 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from bsmeta.config.building import READY_TASKS
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import locate_user_cache
 
 FORMAT = 1
 """Version of all builds; increment it when this package trains them otherwise, or cannot read the
 earlier ones."""
+
+NEEDED = ("config.yaml", "evaluation/evaluation.json", "model/config.json")
+"""Files of each model without which a build is damaged."""
 
 
 def locate_build(target: str) -> Path:
@@ -28,6 +31,22 @@ def list_other_formats(target: str) -> list[Path]:
     return [path for path in sorted(folder.parent.glob(f"{target}-v*")) if _is_other(path, folder)]
 
 
+def check_build(target: str) -> None:
+    """Checks that the build of a target, which exists, has its files.
+
+    Raises:
+        DataError: Naming the first file or folder that is missing.
+    """
+    folder = locate_build(target)
+    tasks = [task for task, task_target in READY_TASKS.items() if task_target == target]
+    for path in (folder / task / name for task in tasks for name in NEEDED):
+        if not path.exists():
+            raise DataError(
+                f"{path} is missing; expected all files of the build: delete {folder}, and "
+                f"`bsmeta build {target}` builds it again"
+            )
+
+
 def find_ready_model(task: str) -> Path:
     """Returns the run folder of the ready-made model of a task.
 
@@ -36,10 +55,12 @@ def find_ready_model(task: str) -> Path:
 
     Raises:
         ConfigurationError: If the model is not built, or was built in another format.
+        DataError: If files of the build are missing.
     """
     target = READY_TASKS[task]
     folder = locate_build(target)
-    if folder.is_dir():
+    if folder.exists():
+        check_build(target)
         return folder / task
 
     state = f"its model is not built yet (there is no {folder})"

@@ -210,11 +210,17 @@ class Page:
         return plots
 
 
-def describe_command() -> list[str]:
-    """Returns the shell command that started this process; [] if it is no program of bsmeta."""
+def describe_command(training_command: str | None = None) -> list[str]:
+    """Returns the shell command that started this process; [] if it is no program of bsmeta.
+
+    Args:
+        training_command: Returned instead in a process of `bsmeta train`; see `model_card.command`.
+    """
     program = Path(sys.argv[0]).stem.removeprefix("bsmeta ")
     if program not in _PROGRAMS:
         return []
+    if program == "train" and training_command is not None:
+        return [redact(training_command)]
 
     return [redact(format_pasteable_command(["bsmeta", program, *sys.argv[1:]]))]
 

@@ -98,6 +98,7 @@ def write_task_card(
     about: str,
     prediction: str,
     is_pretrained: bool = True,
+    has_steps: bool = True,
 ) -> None:
     """Writes the model card for any task but language modeling.
 
@@ -107,6 +108,7 @@ def write_task_card(
         about: A sentence about the model.
         prediction: The arguments of `bsmeta predict`, other than the checkpoint.
         is_pretrained: Whether the model has weights of `model_name`.
+        has_steps: Whether the model was trained step by step, rather than fitted.
     """
     event = read_last_events(locate_run_folder(config) / METRICS).get("eval", {})
     split = str(event.get("split", "validation"))
@@ -127,10 +129,13 @@ def write_task_card(
         repository=config.push_to_hub,
         about=about,
         prediction=f"bsmeta predict checkpoint=model {prediction}",
-        step=event.get("step"),
+        step=event.get("step") if has_steps else None,
         split=split,
         metrics={escape_inline(name): f"{value:.4f}" for name, value in results.items()},
-        facts={name: escape_inline(value) for name, value in _list_facts(config).items()},
+        facts={
+            name: escape_inline(value)
+            for name, value in _list_facts(config, has_steps=has_steps).items()
+        },
         command=config.model_card.command or describe_training_command(sys.argv),
         sources=list_sources(config),
     )
@@ -138,21 +143,20 @@ def write_task_card(
     (folder / README).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def _list_facts(config: RunConfig) -> dict[str, str]:
-    """Returns facts about the training run, by name."""
+def _list_facts(config: RunConfig, *, has_steps: bool) -> dict[str, str]:
+    """Returns facts about the training run, by name; of its steps only if it has any."""
     data = attrgetter(config.training_data_key)(config)
     files = data if isinstance(data, list) else [data]
     file_names = [shorten_to_public_name(str(file)) for file in files if file]
-    length = f"{config.max_train_steps:,} steps"
-    if config.num_train_epochs is not None:
-        length = f"{config.num_train_epochs:g} epochs"
-    return {
-        "training data": ", ".join(file_names) or "none",
-        "length": length,
-        "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}",
-        "precision": config.mixed_precision,
-        "seed": str(config.seed),
-    }
+    facts = {"training data": ", ".join(file_names) or "none"}
+
+    if has_steps:
+        facts["length"] = f"{config.max_train_steps:,} steps"
+        if config.num_train_epochs is not None:
+            facts["length"] = f"{config.num_train_epochs:g} epochs"
+        facts["peak learning rate"] = f"{config.learning_rate:g}, {config.lr_scheduler_type}"
+
+    return {**facts, "precision": config.mixed_precision, "seed": str(config.seed)}
 
 
 def describe_training_command(command: Sequence[str]) -> str | None:

@@ -72,6 +72,13 @@ def test_a_killed_build_leaves_no_model_and_two_at_once_build_one(tmp_path: Path
     assert "documentation of Python (PSF-2.0), PostgreSQL (PostgreSQL License)" in card
     assert "```sh\nbsmeta build classification max_texts=200\n```" in card
     assert ".part" not in card
+    assert "peak learning rate" not in card
+    assert "The last evaluation of the run, on the test data:" in card
+    report = (folder / "classification" / "evaluation" / "evaluation.md").read_text()
+    assert report.endswith("```bash\nbsmeta build classification max_texts=200\n```\n")
+    records = [folder / "classification" / "config.yaml", *folder.glob("*/evaluation/*.*")]
+    unfinished = bytes(folder.with_name("classification-v1.part"))
+    assert [path for path in records if unfinished in path.read_bytes()] == []
 
     _, errors = run(tmp_path, "build", "classification", code=2)
     assert f"max_texts=null: {folder} was built with max_texts=200; delete it to" in errors

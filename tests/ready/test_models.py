@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.config.building import BuildConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.ready.building import build_models
 from bsmeta.ready.models import find_ready_model, list_other_formats, locate_build
 from tests.conftest import run_warm
 
@@ -19,10 +21,43 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def make_model(folder: Path) -> None:
+    """Makes the files that a build is checked for, empty."""
+    for name in ("config.yaml", "evaluation/evaluation.json", "model/config.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
 def test_both_spelling_models_are_in_one_build(cache: Path) -> None:
-    (cache / "ready" / "spelling-v1").mkdir(parents=True)
+    folder = cache / "ready" / "spelling-v1"
+    for task in ("spelling", "spelling_words"):
+        make_model(folder / task)
     assert find_ready_model("spelling") == cache / "ready" / "spelling-v1" / "spelling"
     assert find_ready_model("spelling_words") == cache / "ready" / "spelling-v1" / "spelling_words"
+
+
+@pytest.mark.parametrize(
+    "missing", ["config.yaml", "evaluation/evaluation.json", "model/config.json"]
+)
+def test_a_damaged_build_is_neither_used_nor_taken_for_built(cache: Path, missing: str) -> None:
+    folder = cache / "ready" / "classification-v1"
+    make_model(folder / "classification")
+    (folder / "classification" / missing).unlink()
+    message = (
+        f"{folder}/classification/{missing} is missing; expected all files of the build: delete "
+        f"{folder}, and `bsmeta build classification` builds it again"
+    )
+    with pytest.raises(DataError, match=re.escape(message)):
+        find_ready_model("classification")
+    with pytest.raises(DataError, match=re.escape(message)):
+        build_models(BuildConfig(target="classification"))
+
+
+def test_a_file_in_place_of_a_build_is_refused_before_the_training(cache: Path) -> None:
+    (cache / "ready").mkdir()
+    (cache / "ready" / "classification-v1").touch()
+    with pytest.raises(DataError, match="config.yaml is missing"):
+        build_models(BuildConfig(target="classification"))
 
 
 def test_an_unfinished_build_is_not_used(cache: Path) -> None:
@@ -71,6 +106,11 @@ def test_without_its_own_variable_the_cache_is_that_of_xdg(
             ["task=spelling", "checkpoint=runs/sec", "text=a"],
             "configuration error: task=spelling has no effect with checkpoint=runs/sec; expected "
             "one of them\n",
+        ),
+        (
+            ["checkpoint=runs/sec"],
+            "configuration error: input is not set; expected a file of records or of text, or "
+            "text=TEXT\n",
         ),
         (
             ["task=spelling", "input=letter.txt", "text=a"],

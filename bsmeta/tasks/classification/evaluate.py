@@ -586,7 +586,9 @@ def _write_run_results(
 
     facts = {"checkpoint": str(context.exported)}
     files = [stats_file, model_file, predictions_file]
-    report_results(results, epochs, context.folder / "evaluation", facts, files)
+    folder = context.folder / "evaluation"
+    command = task.config.model_card.command
+    report_results(results, epochs, folder, facts, files, command)
 
 
 def _compare_with_baselines(task: ClassifierTask, scored_test: _ScoredTest) -> Results:

@@ -80,6 +80,7 @@ def report_results(
     folder: Path,
     facts: Mapping[str, str],
     files: Sequence[Path] = (),
+    training_command: str | None = None,
 ) -> None:
     """Writes the report, and prints it with the paths of all files.
 
@@ -88,6 +89,7 @@ def report_results(
             the run's own.
         facts: Facts about the scored model for the page.
         files: Further files about the test set, whose paths are printed.
+        training_command: Shown instead of the command of a training process.
     """
     test = results.test
     sentences = summarize_results(results)
@@ -111,7 +113,7 @@ def report_results(
             "intervals": f"bootstrap over {unit_count:,} {unit}",
         },
         sections=sections,
-        commands=describe_command(),
+        commands=describe_command(training_command),
     )
     written = write_report(page, results.as_dict(), folder)
     printed_tables = [table for table in (*systems.tables, *labels.tables) if table.rows]

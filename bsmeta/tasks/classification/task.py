@@ -435,6 +435,7 @@ class TextClassifier(Task):
             about=self._describe_model(labels),
             prediction="input=texts.csv output=predicted.csv",
             is_pretrained=LINEAR not in (self.config.method, self._chosen),
+            has_steps=self._method not in FITTED and self._chosen is None,
         )
 
     def _describe_model(self, labels: str) -> str:

@@ -509,15 +509,22 @@ def _score_test_sets(
             "intervals": f"bootstrap over lines, {config.bootstrap_resamples:,} resamples, "
             f"seed {config.seed}",
         }
-        report_results(config.task, results, facts, folder)
+        report_results(config.task, results, facts, folder, config.model_card.command)
     return results
 
 
-def report_results(task: str, results: Results, facts: Mapping[str, str], folder: Path) -> None:
+def report_results(
+    task: str,
+    results: Results,
+    facts: Mapping[str, str],
+    folder: Path,
+    training_command: str | None = None,
+) -> None:
     """Writes the report of a task on test sets to a folder, and prints it.
 
     Args:
         facts: The model, the test sets and the settings, as label -> value.
+        training_command: Shown instead of the command of a training process.
     """
     tables = [make_results_table(task, results)]
     if any(systems[0].false_alarms_by_kind for systems in results.values()):
@@ -531,7 +538,8 @@ def report_results(task: str, results: Results, facts: Mapping[str, str], folder
         test_sets.append({"test_set": name, "lines": lines, "systems": values})
 
     title = REPORTINGS[task].title
-    page = Page(title, sentences, facts, [Section(tables=tables)], describe_command())
+    commands = describe_command(training_command)
+    page = Page(title, sentences, facts, [Section(tables=tables)], commands)
     written = write_report(page, {"task": task, "test_sets": test_sets}, folder)
     print_report(tables, sentences, written)
 

@@ -85,6 +85,12 @@ def test_the_five_highest_probabilities_are_shown(
     )
 
 
+def test_a_text_without_tokens_has_no_prediction() -> None:
+    result = {"prediction": None, "probabilities": {"a": None, "left": None}, "chunks": 0}
+    text = predict.format_prediction(result)
+    assert text == "(no prediction: the text has no tokens)\n"
+
+
 def test_predicts_csv_and_json_lines_alike(launch: Launch, run: Path, tmp_path: Path) -> None:
     rows = [["7", "stop signs " * 20, "left"], ["8", 'two\nlines, "quoted"', ""], ["9", "!", "x"]]
     table = write_csv(tmp_path / "new.csv", rows, ["id", "text", "label"])
