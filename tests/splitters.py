@@ -785,6 +785,8 @@ OTHERS = {
     "metadata/decoding.py:_add_leaf": "paths in the configuration",
     "metadata/decoding.py:_make_getter": "paths in the configuration",
     "quick/documents.py:read_pages": "the paths of columns, once each",
+    "ready/paragraphs.py:_iterate_paragraphs": "the shipped pages",
+    "ready/training.py:_read_state": "a log of this program",
     "tasks/disambiguation/converter.py:_convert_checkpoint_metric": "one value of a configuration",
     "tasks/disambiguation/converter.py:_drop_all": "one key of a configuration",
     "tasks/spelling/candidates.py:_is_spelled": "calls the `match` of a lexicon",

@@ -17,7 +17,6 @@ PACKAGE = ROOT / "bsmeta"
 # Where an address is put together to be opened, not shown; redaction itself; a column of documents;
 # addresses of runs, in which `BUCKET_URL` permits no credentials.
 OPENED = {
-    ("config/run_location.py", "address.rpartition('/')[2]"),
     ("core/secrets.py", "address"),
     ("data/io/azure_account.py", "url"),
     ("data/io/azure_blobs.py", "self._account.endpoint"),

@@ -10,7 +10,8 @@ from bsmeta.config.schema import RunConfig
 
 BUCKET_SCHEME = "s3://"
 """The scheme of the buckets that can hold a run; `gs://` and `az://` can only be read."""
-BUCKET_URL = re.compile(r"s3://([a-z0-9][a-z0-9.\-]+)/([^/?#=][^?#=]*?)/*")
+BUCKET_URL = re.compile(r"s3://([a-z0-9][a-z0-9.\-]+)/([^/?#=][^?#=]*)")
+"""Its second group is the prefix, which may end with slashes."""
 _HASH_LENGTH = 8
 _MAX_NAME_BYTES = 200  # of the end of an address in a local name; file systems allow 255
 
@@ -40,5 +41,5 @@ def name_local_folder(url: str) -> str:
     """Names the local folder of a run in a bucket: the end of its address, and a hash."""
     address = url.rstrip("/")
     digest = hashlib.sha256(address.encode()).hexdigest()[:_HASH_LENGTH]
-    name = address.rpartition("/")[2].encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+    name = Path(address).name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
     return f"{name}-{digest}"

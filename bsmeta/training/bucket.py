@@ -65,9 +65,10 @@ class RunBucket:
 
         match = BUCKET_URL.fullmatch(url)
         assert match is not None, url  # checked with the configuration
-        self.url = f"s3://{match[1]}/{match[2]}"
+        prefix = match[2].rstrip("/")
+        self.url = f"s3://{match[1]}/{prefix}"
         self._bucket = match[1]
-        self._prefix = f"{match[2]}/"
+        self._prefix = f"{prefix}/"
         self._part_bytes = part_bytes
 
         with self._convert_errors("opening"):

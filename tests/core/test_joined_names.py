@@ -207,6 +207,17 @@ JOINS = {
     "quick/command.py": {"folder / name": "one of two constants"},
     "quick/folder.py": {"folder / name": "a constant, or a name in this folder"},
     "quick/training.py": {"folder / name": "one of the constants of the module"},
+    "ready/building.py": {
+        "folder.with_name(f'.{config.target}.lock')": "one of the choices of the key",
+        "run_folder.parent / _DATA / f'{run_folder.name}.log'": "a constant name",
+    },
+    "ready/models.py": {
+        "folder / task": "one of the choices of the key",
+        "locate_user_cache() / 'ready' / f'{target}-v{FORMAT}'": "one of the choices of the key",
+    },
+    "ready/paragraphs.py": {
+        "PAGES / f'c4-en-html_cc-main-2019-18_pq00-{number:03d}.jsonl.gz'": "a number",
+    },
     "training/rng.py": {
         "folder / 'rng' / f'rank{rank}.pt'": "a number",
     },

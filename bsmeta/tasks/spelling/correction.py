@@ -5,7 +5,7 @@ candidates (`Ranker`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -46,9 +46,9 @@ UNCORRECTED_SHARE = 0.3
 CORRECTED_SHARE = 0.7
 """In training: share of the errors corrected in the context of the other texts."""
 
-# Rows of a word before its corrections: the word itself, and the row for none of the candidates.
+FIRST_CORRECTION = 2
+"""Row of a word's first correction, after the word itself and the row for none of them."""
 _NONE_ROW = 1
-_FIRST_CORRECTION = 2
 
 
 class Choice(NamedTuple):
@@ -189,15 +189,7 @@ class CandidateCorrection(Corrector):
             The rows of the candidates, and their log-probabilities: float32 [rows].
         """
         rows, logs = self.score_beside(model, texts, texts, device)
-        choices = iter(choose_likeliest(rows, logs))
-        neighbors: list[list[str]] = []
-        for text in texts:
-            likely_words: list[str] = []
-            for word in text:
-                choice = next(choices)
-                is_likely = choice.probability > MIN_LIKELY_PROBABILITY and " " not in choice.text
-                likely_words.append(choice.text if is_likely else word)
-            neighbors.append(likely_words)
+        neighbors = correct_likely_words(texts, choose_likeliest(rows, logs))
         return self.score_beside(model, texts, neighbors, device)
 
     def score_beside(
@@ -314,12 +306,31 @@ def choose_likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
     """
     choices: list[Choice] = []
     for texts, start, end in zip(rows.texts, rows.starts[:-1], rows.starts[1:], strict=True):
-        if end - start <= _FIRST_CORRECTION:
+        if end - start <= FIRST_CORRECTION:
             choices.append(Choice("", 0.0))
             continue
-        best = _FIRST_CORRECTION + int(logs[start + _FIRST_CORRECTION : end].argmax())
+        best = FIRST_CORRECTION + int(logs[start + FIRST_CORRECTION : end].argmax())
         choices.append(Choice(texts[best], float(np.exp(logs[start + best]))))
     return choices
+
+
+def correct_likely_words(texts: Sequence[Words], choices: Iterable[Choice]) -> list[list[str]]:
+    """Returns texts with their likely corrections, which the next pass reads as context.
+
+    Corrections of several words are left out: a word has one neighbor in each position.
+
+    Args:
+        choices: The likeliest correction of each word of the texts.
+    """
+    remaining_choices = iter(choices)
+    corrected_texts: list[list[str]] = []
+    for text in texts:
+        corrected: list[str] = []
+        for word, choice in zip(text, islice(remaining_choices, len(text)), strict=True):
+            is_likely = choice.probability > MIN_LIKELY_PROBABILITY and " " not in choice.text
+            corrected.append(choice.text if is_likely else word)
+        corrected_texts.append(corrected)
+    return corrected_texts
 
 
 def correct_most_errors(pair: Pair) -> list[str]:
