@@ -213,6 +213,7 @@ JOINS = {
     },
     "ready/models.py": {
         "folder / task": "one of the choices of the key",
+        "folder / task / name": "constant names",
         "locate_user_cache() / 'ready' / f'{target}-v{FORMAT}'": "one of the choices of the key",
     },
     "ready/paragraphs.py": {
