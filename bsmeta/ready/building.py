@@ -14,7 +14,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import build_atomically, delete_path, hold_write_lock, write_json
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.version import __version__
-from bsmeta.ready.models import check_build, list_other_formats, locate_build
+from bsmeta.ready.models import FORMAT, check_build, list_builds, locate_build
 from bsmeta.ready.paragraphs import locate_shard, write_paragraphs
 from bsmeta.ready.training import TrainingJob, train_jobs
 from bsmeta.report.page import HTML_NAME
@@ -68,8 +68,9 @@ def build_models(config: BuildConfig) -> Path:
             write_json(unfinished / MANIFEST, settings)
             _rename_in_records(unfinished, folder)
 
-        for earlier_build in list_other_formats(config.target):
-            delete_path(earlier_build)
+        for version, build in list_builds(config.target).items():
+            if version < FORMAT:
+                delete_path(build)
     return folder
 
 

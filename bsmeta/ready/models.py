@@ -6,6 +6,7 @@ by a single rename once all of its models are trained, so it is always complete.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from bsmeta.config.building import READY_TASKS
@@ -25,10 +26,14 @@ def locate_build(target: str) -> Path:
     return locate_user_cache() / "ready" / f"{target}-v{FORMAT}"
 
 
-def list_other_formats(target: str) -> list[Path]:
-    """Lists the builds of a target in other formats."""
-    folder = locate_build(target)
-    return [path for path in sorted(folder.parent.glob(f"{target}-v*")) if _is_other(path, folder)]
+def list_builds(target: str) -> dict[int, Path]:
+    """Lists the finished builds of a target by format, of this and of other versions."""
+    builds = {}
+    for path in locate_build(target).parent.glob(f"{target}-v*"):
+        version = path.name.removeprefix(f"{target}-v")
+        if version.isascii() and version.isdecimal() and path.is_dir():
+            builds[int(version)] = path
+    return builds
 
 
 def check_build(target: str) -> None:
@@ -39,7 +44,8 @@ def check_build(target: str) -> None:
     """
     folder = locate_build(target)
     tasks = [task for task, task_target in READY_TASKS.items() if task_target == target]
-    for path in (folder / task / name for task in tasks for name in NEEDED):
+    for task, name in itertools.product(tasks, NEEDED):
+        path = folder / task / name
         if not path.exists():
             raise DataError(
                 f"{path} is missing; expected all files of the build: delete {folder}, and "
@@ -64,19 +70,15 @@ def find_ready_model(task: str) -> Path:
         return folder / task
 
     state = f"its model is not built yet (there is no {folder})"
-    other_formats = list_other_formats(target)
-    if other_formats:
+    builds = list_builds(target)
+    if builds:
+        newest = builds[max(builds)]
         state = (
-            f"{other_formats[-1]} was built by another version of bsmeta, in another format (this "
-            f"version reads v{FORMAT})"
+            f"{newest} was built by another version of bsmeta, in another format (this version "
+            f"reads v{FORMAT})"
         )
     raise ConfigurationError(
         f"task={task}: {state}; `bsmeta build {target}` builds it from the shipped texts, in a few "
         "minutes; or name a trained model: checkpoint=RUN",
         ["task"],
     )
-
-
-def _is_other(path: Path, folder: Path) -> bool:
-    """Whether a path is a finished build in another format than that of `folder`."""
-    return path.is_dir() and path != folder and path.suffix == ""

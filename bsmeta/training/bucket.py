@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bsmeta.config.run_location import BUCKET_URL
-from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
+from bsmeta.core.files import replace_atomically
 from bsmeta.core.progress import report_progress
 from bsmeta.core.secrets import declare_secrets, redact
+from bsmeta.models.manifest import FileEntry, find_fault
 
 PART_BYTES = 64 << 20
 """Size of the parts in which larger files are uploaded; a file has at most 10,000 parts."""
@@ -36,6 +38,10 @@ _INTERRUPTION_CODES = ("RequestTimeout", "IncompleteBody", "BadDigest")
 
 class ObjectExistsError(Exception):
     """A conditional upload found an object of this name."""
+
+
+class ObjectMissingError(CheckpointError):
+    """An object does not exist, or no longer."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,11 @@ class RunBucket:
         return content
 
     def download(self, name: str, file: Path) -> None:
-        """Writes the content of an object to a file; the caller verifies it."""
+        """Writes the content of an object to a file; the caller verifies it.
+
+        Raises:
+            ObjectMissingError: If there is no such object.
+        """
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
         with self._convert_errors(f"reading {name}"), file.open("wb") as stream:
@@ -121,13 +131,30 @@ class RunBucket:
                 try:
                     self._append_rest(name, stream)
                     return
+                except self._client.exceptions.NoSuchKey:
+                    message = f"{self.url}/{name}: the object is missing"
+                    raise ObjectMissingError(message) from None
                 except (HTTPClientError, IncompleteReadError):  # the connection was interrupted
                     if attempt == ATTEMPTS:
                         raise
                     time.sleep(min(2**attempt, 20) * random.random())
 
+    def download_verified(self, name: str, file: Path, expected: FileEntry) -> None:
+        """Replaces a file by an object, unless the object differs from its entry in a manifest.
+
+        Raises:
+            CheckpointError: If the object is missing or has changed.
+        """
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replace_atomically(file) as temporary:
+            self.download(name, temporary)
+            fault = find_fault(temporary, expected)
+            if fault is not None:
+                difference = fault.removeprefix(f"{temporary}: ")
+                raise CheckpointError(f"{self.url}/{name}: the object has changed: {difference}")
+
     def _append_rest(self, name: str, stream: BinaryIO) -> None:
-        """Appends the bytes of an object after those that the stream has already."""
+        """Appends the rest of an object to a stream that holds its first bytes."""
         source = {"Bucket": self._bucket, "Key": self._prefix + name}
         position = stream.tell()
         if position:

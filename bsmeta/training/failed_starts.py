@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bsmeta.config.launch import Launch
 from bsmeta.core.errors import TrainingError
-from bsmeta.training.run_folder import STATUS, read_environments, read_status
+from bsmeta.training.run_folder import find_status, read_environments
 
 
 def check_failed_starts(out_dir: Path, launch: Launch, limit: int) -> None:
@@ -34,7 +34,8 @@ def check_failed_starts(out_dir: Path, launch: Launch, limit: int) -> None:
     if failed_starts < limit:
         return
 
-    message = read_status(out_dir)["message"] if (out_dir / STATUS).exists() else "unknown"
+    status = find_status(out_dir) or {}
+    message = status.get("message") or "unknown"
     raise TrainingError(
         f"max_failed_starts={limit}: the last {failed_starts} starts of {out_dir} resumed from "
         f"step {step} and failed before the next checkpoint, so it is not tried again. Remove the "

@@ -8,7 +8,7 @@ from typing import Any
 
 from bsmeta.core.environment import hash_machine_name
 from bsmeta.training.processes import Processes
-from bsmeta.training.run_folder import read_environments, read_status
+from bsmeta.training.run_folder import find_status, read_environments
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,8 @@ def _read_state(out_dir: Path) -> str | None:
     This run holds the lock of the folder and has not written its own status yet, so `running` is
     from processes that were killed.
     """
-    try:
-        state: str | None = read_status(out_dir).get("state")
-    except (OSError, ValueError):
-        return None
+    status = find_status(out_dir) or {}
+    state: str | None = status.get("state")
     return "failed" if state == "running" else state
 
 

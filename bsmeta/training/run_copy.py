@@ -6,17 +6,16 @@ is kept in the cache of the user, so that a model is downloaded once.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from bsmeta.config.run_location import is_run_address, name_local_folder
 from bsmeta.config.steps import CHECKPOINT_NAME
-from bsmeta.core.errors import CheckpointError, DataError
-from bsmeta.core.files import join_inside, replace_atomically
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import join_inside, locate_user_cache, replace_atomically
 from bsmeta.core.secrets import format_url
 from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
-from bsmeta.training.bucket import RunBucket
+from bsmeta.training.bucket import ObjectMissingError, RunBucket
 from bsmeta.training.checkpoint import CONFIG_FILE
 from bsmeta.training.run_store import RUN_OBJECTS, is_claim, join_logs, list_log_parts
 
@@ -55,8 +54,7 @@ class RunCopy:
 
         self.url = "/".join(parts)
         self._bucket = RunBucket(self.url)
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        self.folder = cache / "bsmeta" / "runs" / name_local_folder(self.url)
+        self.folder = locate_user_cache() / "runs" / name_local_folder(self.url)
         self.is_running = False
         self._sizes: dict[str, int] = {}
 
@@ -89,11 +87,14 @@ class RunCopy:
             is_manifest = CHECKPOINT_NAME.fullmatch(top) and name == f"{top}/{MANIFEST}"
             is_other = not CHECKPOINT_NAME.fullmatch(top) and top not in (RUN_OBJECTS, MODEL)
             if is_manifest or (is_other and not is_log):
-                self._write(name, self._bucket.read(name) or b"")
+                self._download(name)
 
     def _check_names(self, logs: set[str], objects: set[str]) -> None:
         """Refuses names that one folder cannot hold, such as `config.yaml` and `config.yaml/x`."""
-        folders = {str(parent) for name in objects for parent in PurePosixPath(name).parents}
+        folders: set[str] = set()
+        for name in objects:
+            folders.update(map(str, PurePosixPath(name).parents))
+
         conflicts = (logs & objects) | ((folders - {"."}) & (logs | objects))
         if conflicts:
             name = min(conflicts)
@@ -117,8 +118,8 @@ class RunCopy:
     def copy_model(self) -> Path:
         """Copies the model that the address names, and verifies it by its manifest.
 
-        It is the one of the named checkpoint, or else the final one, or else that of the newest
-        checkpoint with a model.
+        An address of a checkpoint names the model in it; an address of a run names its final model,
+        or without one the model of its newest checkpoint that has one.
 
         Returns:
             The folder of the run, the checkpoint or the model.
@@ -168,22 +169,19 @@ class RunCopy:
     def _copy_verified(self, folder: str, path: str) -> None:
         """Copies the files below `path` that the manifest of `folder` lists."""
         manifest_name = f"{folder}/{MANIFEST}"
-        self._write(manifest_name, self._bucket.read(manifest_name) or b"")
+        self._download(manifest_name)
         for file, entry in read_manifest(self.folder / folder).files.items():
             name = f"{folder}/{file}"
             target = self.folder / name
-            if not name.startswith(f"{path}/") or find_fault(target, entry) is None:
-                continue
+            if name.startswith(f"{path}/") and find_fault(target, entry) is not None:
+                self._bucket.download_verified(name, target, entry)
 
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with replace_atomically(target) as temporary:
-                self._bucket.download(name, temporary)
-                fault = find_fault(temporary, entry)
-                if fault is not None:
-                    difference = fault.removeprefix(f"{temporary}: ")
-                    raise CheckpointError(
-                        f"{self.url}/{name}: the object has changed: {difference}"
-                    )
+    def _download(self, name: str) -> None:
+        """Copies an object, if the run has not deleted it meanwhile, without verifying it."""
+        path = join_inside(self.folder, name, self.url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(ObjectMissingError), replace_atomically(path) as temporary:
+            self._bucket.download(name, temporary)
 
     def _write(self, name: str, content: bytes) -> None:
         """Writes a file of the copy."""

@@ -184,6 +184,14 @@ def read_status(out_dir: Path, is_held: bool | None = None) -> dict[str, Any]:
     return status
 
 
+def find_status(out_dir: Path) -> dict[str, Any] | None:
+    """Returns the result of `read_status`; None without a file, or if it is damaged."""
+    try:
+        return read_status(out_dir)
+    except (OSError, ValueError):
+        return None
+
+
 def _is_locked(out_dir: Path) -> bool:
     """Whether a process holds the lock of a run folder; True if this cannot be determined."""
     try:

@@ -3,7 +3,7 @@
 All parts of a run write to a local run folder. `RunStore` publishes it: a local run folder is
 its own publication; `BucketStore` uploads the folder to a prefix of a bucket.
 
-    .bsmeta-run/run.txt                 marks the prefix as that of a run
+    .bsmeta-run/run.txt                 marks the prefix as a run's
     .bsmeta-run/claim-000002            names the process that may write
     checkpoint-8step/…, manifest.json   the manifest last, by a conditional upload
     metrics.jsonl/000002-000001         lines of a log: start of the run, number of the part
@@ -35,7 +35,7 @@ from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError, T
 from bsmeta.core.files import format_bytes, measure_free_bytes, replace_atomically
 from bsmeta.core.parsing import parse_json
 from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
-from bsmeta.training.bucket import ObjectExistsError, RunBucket
+from bsmeta.training.bucket import ObjectExistsError, ObjectMissingError, RunBucket
 from bsmeta.training.checkpoint import (
     CONFIG_FILE,
     DATA_STATE_FILE,
@@ -159,11 +159,8 @@ class BucketStore(RunStore):
 
         manifests = [name for name in names if name.endswith(f"/{MANIFEST}")]
         if resume:
-            self._committed = {
-                folder
-                for folder, _, file in (name.partition("/") for name in manifests)
-                if file == MANIFEST and CHECKPOINT_NAME.fullmatch(folder)
-            }
+            folders = [name.removesuffix(f"/{MANIFEST}") for name in manifests]
+            self._committed = {*filter(CHECKPOINT_NAME.fullmatch, folders)}
             self._stage(names)
         else:
             others = (name for name in names if name not in (*manifests, MARK_OBJECT, *claims))
@@ -297,8 +294,8 @@ class BucketStore(RunStore):
                 (self.folder / folder / KEEP_FILE).touch()
 
     def _download(self, name: str) -> None:
-        """Downloads an object into the staging folder, without verifying it."""
-        with replace_atomically(self.folder / name) as temporary:
+        """Downloads an object into the staging folder, if it exists, without verifying it."""
+        with suppress(ObjectMissingError), replace_atomically(self.folder / name) as temporary:
             self._bucket.download(name, temporary)
 
     def delete_later(self, step: int) -> None:
@@ -374,24 +371,10 @@ class BucketStore(RunStore):
         if not self.holds(saved):
             return
 
-        names = {entry.name for entry in self._bucket.list_objects(f"{saved.folder.name}/")}
         for file, entry in read_manifest(saved.folder).files.items():
             path = saved.folder / file
-            if find_fault(path, entry) is None:
-                continue
-
-            name = f"{saved.folder.name}/{file}"
-            if name not in names:
-                raise CheckpointError(f"{self._bucket.url}/{name}: the object is missing")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replace_atomically(path) as temporary:
-                self._bucket.download(name, temporary)
-                fault = find_fault(temporary, entry)
-                if fault is not None:
-                    difference = fault.removeprefix(f"{temporary}: ")
-                    raise CheckpointError(
-                        f"{self._bucket.url}/{name}: the object has changed: {difference}"
-                    )
+            if find_fault(path, entry) is not None:
+                self._bucket.download_verified(f"{saved.folder.name}/{file}", path, entry)
 
     def publish(self, saved: Checkpoint) -> None:
         """See `RunStore`.

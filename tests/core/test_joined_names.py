@@ -223,7 +223,7 @@ JOINS = {
         "folder / 'rng' / f'rank{rank}.pt'": "a number",
     },
     "training/run_copy.py": {
-        "cache / 'bsmeta' / 'runs' / name_local_folder(self.url)":
+        "locate_user_cache() / 'runs' / name_local_folder(self.url)":
             "a hash after the user's address",
         "self.folder / folder": "checkpoint-{step}step, or a constant",
         "self.folder / name": "checked by read_manifest",

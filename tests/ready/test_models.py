@@ -10,8 +10,9 @@ import pytest
 
 from bsmeta.config.building import BuildConfig
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.ready import building
 from bsmeta.ready.building import build_models
-from bsmeta.ready.models import find_ready_model, list_other_formats, locate_build
+from bsmeta.ready.models import find_ready_model, list_builds, locate_build
 from tests.conftest import run_warm
 
 
@@ -64,13 +65,26 @@ def test_an_unfinished_build_is_not_used(cache: Path) -> None:
     (cache / "ready" / "spelling-v1.part").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match="is not built yet"):
         find_ready_model("spelling")
-    assert list_other_formats("spelling") == []
+    assert list_builds("spelling") == {}
+
+
+def test_a_build_replaces_earlier_formats_and_no_later_one(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(building._BUILDERS, "spelling", lambda folder, _: None)
+    for name in ("spelling-v0", "spelling-v2", "spelling-vX", "spelling-v0.part"):
+        (cache / "ready" / name).mkdir(parents=True)
+    build_models(BuildConfig(target="spelling"))
+    assert list_builds("spelling") == {
+        version: cache / "ready" / f"spelling-v{version}" for version in (1, 2)
+    }
+    assert (cache / "ready" / "spelling-vX").is_dir()
 
 
 def test_a_build_of_another_format_is_named(cache: Path) -> None:
     earlier_build = cache / "ready" / "classification-v0"
     earlier_build.mkdir(parents=True)
-    assert list_other_formats("classification") == [earlier_build]
+    assert list_builds("classification") == {0: earlier_build}
     message = (
         f"task=classification: {earlier_build} was built by another version of bsmeta, in another "
         "format (this version reads v1); `bsmeta build classification` builds it"
@@ -79,7 +93,7 @@ def test_a_build_of_another_format_is_named(cache: Path) -> None:
         find_ready_model("classification")
 
 
-def test_without_its_own_variable_the_cache_is_that_of_xdg(
+def test_without_its_own_variable_the_cache_is_in_the_folder_of_xdg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BSMETA_CACHE")

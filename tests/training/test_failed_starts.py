@@ -10,7 +10,7 @@ import pytest
 from bsmeta.config.launch import Launch
 from bsmeta.core.errors import TrainingError
 from bsmeta.training.failed_starts import check_failed_starts
-from bsmeta.training.run_folder import ENVIRONMENT, write_status
+from bsmeta.training.run_folder import ENVIRONMENT, STATUS, write_status
 
 ELASTIC = Launch(source="the environment", num_processes=2, restarts=True)
 
@@ -51,6 +51,13 @@ def test_progress_or_a_stop_begins_a_new_count(
 ) -> None:
     write_starts(tmp_path, *starts)
     check_failed_starts(tmp_path, ELASTIC, 3)
+
+
+def test_a_damaged_status_does_not_hide_that_starts_fail(tmp_path: Path) -> None:
+    write_starts(tmp_path, (5, False), (5, False))
+    (tmp_path / STATUS).write_text('{"state": "fai')
+    with pytest.raises(TrainingError, match="The last failure: unknown$"):
+        check_failed_starts(tmp_path, ELASTIC, 2)
 
 
 def test_a_start_by_a_user_is_never_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ MODEL = {"config.json": b"{}", "model.safetensors": b"weights"}
 @pytest.fixture
 def run(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run in progress that has logged a step and exported a model."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("BSMETA_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "staging"
     run = RunFolder(folder, BucketStore(folder, RunBucket(URL)))
     run.open(CausalLMConfig(), resume=False, overwrite=False)
@@ -60,6 +60,23 @@ def test_a_run_in_progress_is_read_by_its_address(run: RunFolder) -> None:
 def test_a_process_that_has_released_the_run_is_not_running(run: RunFolder) -> None:
     run.store.close()
     assert bsmeta.open_run(URL).status().state == "failed"
+
+
+def test_an_object_that_is_deleted_during_the_copy_is_left_out(
+    run: RunFolder, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed_objects = RunBucket.list_objects
+
+    def list_with_deleted_checkpoint(bucket: RunBucket, folder: str = "") -> list[StoredObject]:
+        return [
+            *listed_objects(bucket, folder),
+            StoredObject("checkpoint-2step/manifest.json", 10),
+        ]
+
+    monkeypatch.setattr(RunBucket, "list_objects", list_with_deleted_checkpoint)
+    opened = bsmeta.open_run(URL)
+    assert opened.status().state == "running"
+    assert not (opened.path / "checkpoint-2step/manifest.json").exists()
 
 
 def test_a_model_is_copied_once_and_verified(run: RunFolder, s3: S3Server) -> None:

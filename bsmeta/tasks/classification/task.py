@@ -434,7 +434,7 @@ class TextClassifier(Task):
             pipeline_tag="text-classification",
             about=self._describe_model(labels),
             prediction="input=texts.csv output=predicted.csv",
-            is_pretrained=LINEAR not in (self.config.method, self._chosen),
+            is_pretrained=LINEAR not in (self._method, self._chosen),
             has_steps=self._method not in FITTED and self._chosen is None,
         )
 
