@@ -22,7 +22,7 @@ Run = TypeVar("Run", bound=RunConfig)
 
 
 def scale_accumulation(config: Run, processes: int) -> Run:
-    """Scales the accumulation from the processes it is configured for to those of the launch.
+    """Scales the accumulation from the configured number of processes to the launch's number.
 
     The result states the new number of both, so scaling it again changes nothing.
 

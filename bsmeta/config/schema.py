@@ -170,8 +170,8 @@ class ModelCardConfig:
     """the training data that these four describe (a value of data_config.train_file,
     data_config.csv or datasets); a run on other data omits them; null: any data"""
     command: str | None = key(None)
-    """the command on the card and in the report of the run that trains the model; null: that of the
-    run"""
+    """command that trains the model, on the card and in the report of the run; null: the command
+    line of the run"""
 
 
 DEFAULT_TASK = "causal_lm"

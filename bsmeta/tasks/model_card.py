@@ -80,7 +80,7 @@ def describes_training_data(config: RunConfig) -> bool:
 def list_sources(config: RunConfig) -> list[str]:
     """Lists the texts and word lists that the model learns from, each with its license.
 
-    None are listed if they are those of other data than the run trains on.
+    The list is empty if `model_card` describes other data than the run trains on.
     """
     return config.model_card.sources if describes_training_data(config) else []
 

@@ -214,8 +214,8 @@ class DisambiguationConfig(PretrainedConfig):
     )
     detection_loss_weight: float = key(
         1.0,
-        "factor of the loss of the mention detector, a sum over tokens, beside that of the "
-        "entities, a sum over mentions",
+        "factor of the loss of the mention detector (a sum over tokens), which is added to the "
+        "loss of the entities (a sum over mentions)",
         above=0,
     )
 

@@ -90,13 +90,14 @@ def measure_detection(
         mentions[DETECTOR].append(detected)
         mentions[BOTH].append(merge_spans(detected, matched))
 
-    none_unlinked = [0] * len(unlinked)
-    return {
-        system: count_spans(
-            held_out.marked,
-            [[(span.start, span.end) for span in spans] for spans in spans_by_text],
-            none_unlinked if system == DICTIONARY else unlinked,
-            held_out.documents,
+    counts = {}
+    for system, mentions_by_text in mentions.items():
+        spans_by_text = []
+        for text_mentions in mentions_by_text:
+            spans_by_text.append([(mention.start, mention.end) for mention in text_mentions])
+
+        unlinked_by_text = [0] * len(unlinked) if system == DICTIONARY else unlinked
+        counts[system] = count_spans(
+            held_out.marked, spans_by_text, unlinked_by_text, held_out.documents
         )
-        for system, spans_by_text in mentions.items()
-    }
+    return counts

@@ -211,13 +211,13 @@ def look_up_spans(
 
 
 def merge_spans(first: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Merges spans with those of `others` that do not overlap them, in the order of the text."""
+    """Adds each of the other spans that overlaps none of `first`; returns all in text order."""
     starts = [span.start for span in first]
     ends = [span.end for span in first]
     added = [
         other
         for other in others
-        # The spans before the other one's end are as many as those that end before its start.
+        # Without an overlap, every span that starts before its end also ends before its start.
         if bisect_left(starts, other.end) == bisect_right(ends, other.start)
     ]
     return sorted([*first, *added])

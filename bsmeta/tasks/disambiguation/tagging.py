@@ -3,8 +3,8 @@
     line -> tags of its tokens (in the store) -> inputs of the loss
 
 The first token of a mention has the tag B, its others I, and all other tokens O (CoNLL-2002; after
-Ramshaw and Marcus, 1995). Of overlapping mentions, the first one is tagged, and of those that begin
-together the longest.
+Ramshaw and Marcus, 1995). Of overlapping mentions, the first is tagged, or the longest of several
+that begin together.
 
 Lines may mark only some of their mentions, such as links. An unmarked mention would then teach the
 detector not to detect it, so an O inside a match of the dictionary has a weight of its own
