@@ -53,7 +53,11 @@ def find_model_problems(config: PretrainedConfig) -> Iterator[Problem]:
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
         is_used = key != "model_name" or uses_model_name(config)
-        if name is None or not is_used or not is_path(name) or os.path.exists(name):
+        if name is None or not is_used:
+            continue
+        if os.path.isdir(name) and not (Path(name) / "config.json").exists():
+            yield from _find_other_folder_problems(key, name)
+        if not is_path(name) or os.path.exists(name):
             continue
 
         folder = Path(name).parent
@@ -67,6 +71,23 @@ def find_model_problems(config: PretrainedConfig) -> Iterator[Problem]:
         yield describe_missing_file(
             key, name, f"{expected}, or a name on the Hub", f"correct {key}"
         )
+
+
+def _find_other_folder_problems(key: str, name: str) -> Iterator[Problem]:
+    """Yields a problem if a folder without a model is an adapter, or has a model in `model/`."""
+    folder = Path(name)
+    expected = "the folder of a whole model, with config.json"
+    if (folder / "adapter_config.json").exists():
+        fix = (
+            f"merge the adapter into its base: AutoPeftModelForCausalLM.from_pretrained({name!r})"
+            ".merge_and_unload().save_pretrained(FOLDER), from peft; then name FOLDER"
+        )
+        yield Problem(
+            key, HYDRA, f"{format_value(name)}, an adapter without its base", expected, fix
+        )
+    elif (folder / "model" / "config.json").exists():
+        fix = f"{key}={folder / 'model'}"
+        yield Problem(key, HYDRA, f"{format_value(name)}, the folder of a run", expected, fix)
 
 
 def is_on_machine(name: str) -> bool:

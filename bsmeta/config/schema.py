@@ -30,6 +30,9 @@ WSD = "wsd"
 MAX_SEED = 2**32 - 1
 """The largest seed that numpy accepts."""
 
+EXPORT_DTYPES = ("bfloat16", "float16", "float32")
+"""The dtypes of `export_dtype`, by torch's names."""
+
 # Accelerate's names of trackers, which are also the names of the modules to install.
 TRACKERS = (
     "tensorboard",
@@ -310,6 +313,9 @@ class RunConfig:
     export_steps: int | None = key(None, at_least=0)
     """steps whose multiples have model/ in their checkpoint (0: none, null: all); a finished run
     always has its own model/"""
+    export_dtype: str | None = key(None, choices=EXPORT_DTYPES)
+    """dtype of the weights in model/ (null: as trained); evaluations during the run use the trained
+    weights"""
     async_save: bool = key(False)
     """write checkpoints in the background, from a copy in main memory (not under DeepSpeed)"""
     keep_last_checkpoints: int = key(3, at_least=0)

@@ -173,6 +173,8 @@ def _describe_checkpoints(config: RunConfig) -> str:
     if config.export_steps is not None:
         interval = f"every {config.export_steps:,} steps" if config.export_steps else "in none"
         exports = f"; model/ {interval}"
+    if config.export_dtype is not None:
+        exports += f"; model/ in {config.export_dtype}"
 
     return f"{', '.join(occasions)}; {retained} kept{exports}"
 

@@ -42,7 +42,7 @@ def add_adapters(model: PreTrainedModel, keys: LoraKeys, *, train_embeddings: bo
 
     Args:
         train_embeddings: Whether to also train the embeddings and the output layer, which new
-            tokens require because their weights are random.
+            tokens require because all of them begin with the same weights.
 
     Raises:
         ConfigurationError: If the model has no layer of `lora.targets`, peft cannot adapt one of

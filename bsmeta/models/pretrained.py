@@ -246,6 +246,23 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
             "a name on the Hub, of a causal language model"
         ) from error
 
+    refuse_other_weights(model, loading_report, source, setting)
+    return model
+
+
+def refuse_other_weights(
+    model: PreTrainedModel, loading_report: Mapping[str, Any], source: str, setting: str
+) -> None:
+    """Refuses a model whose files have other weights than the model.
+
+    Args:
+        loading_report: transformers' report of missing and unexpected weights.
+        source: Folder or name of the model.
+        setting: Key and value that name the model, for messages: `model_name=gpt2`.
+
+    Raises:
+        DataError: If weights are missing, unexpected, of another shape or unreadable.
+    """
     problems = _list_loading_problems(loading_report)
     if problems:
         raise DataError(
@@ -253,11 +270,10 @@ def load_weights(source: str, setting: str, **options: Any) -> PreTrainedModel:
             f"config.json: {'; '.join(problems)}. Expected exactly its weights: copy the folder "
             "again, or fix its config.json"
         )
-    return model
 
 
 def _list_loading_problems(loading_report: Mapping[str, Any]) -> list[str]:
-    """Lists the weights in transformers' loading report, one line per fault."""
+    """Lists and counts the weights in transformers' loading report, one line per fault."""
     other_shapes = [
         f"{name} ({list(actual)} instead of {list(expected)})"
         for name, actual, expected in loading_report["mismatched_keys"]
@@ -268,7 +284,72 @@ def _list_loading_problems(loading_report: Mapping[str, Any]) -> list[str]:
         "of another shape:": other_shapes,
         "unreadable:": loading_report["error_msgs"],
     }
-    return [f"{fault} {_list_some(names)}" for fault, names in names_by_fault.items() if names]
+    return [
+        f"{len(names)} {fault} {_list_some(names)}"
+        for fault, names in names_by_fault.items()
+        if names
+    ]
+
+
+def check_encoder_weights(
+    model: PreTrainedModel, loading_report: Mapping[str, Any], source: str, setting: str
+) -> list[str]:
+    """Refuses an encoder whose files lack weights of it, or have others; new heads are allowed.
+
+    Logs how many weights of another head the files have, which are not used.
+
+    Args:
+        model: The encoder, or a model of transformers with a head on it.
+        loading_report: transformers' report of missing and unexpected weights.
+        source: Folder or name of the model.
+        setting: Key and value that name the model, for messages: `model_name=gpt2`.
+
+    Returns:
+        Names of weights of the head and of a pooler, which are random, sorted.
+
+    Raises:
+        DataError: If weights of the encoder are missing, unexpected or of another shape.
+    """
+    mismatched_names = {name for name, *_ in loading_report["mismatched_keys"]}
+    names_by_fault = {
+        "missing (they would be random)": set(loading_report["missing_keys"]),
+        "unexpected (they would be ignored)": set(loading_report["unexpected_keys"]),
+        "of another shape": mismatched_names,
+    }
+    problems = []
+    for fault, names in names_by_fault.items():
+        encoder_names = [name for name in names if _is_of_encoder(model, name)]
+        if encoder_names:
+            problems.append(f"{len(encoder_names)} {fault}: {_list_some(encoder_names)}")
+    if problems:
+        raise DataError(
+            f"{setting}: the weights in {source} are not those of the encoder of its config.json "
+            f"({'; '.join(problems)}); copy the folder again, or fix its config.json"
+        )
+
+    unused = loading_report["unexpected_keys"]
+    if unused:
+        logger.info(
+            "%s: %d weights of another head are not used: %s",
+            setting,
+            len(unused),
+            _list_some(unused),
+        )
+    return sorted({*loading_report["missing_keys"], *mismatched_names})
+
+
+def _is_of_encoder(model: PreTrainedModel, name: str) -> bool:
+    """Whether a weight, by its name in the model or in its files, belongs to the encoder.
+
+    Poolers count as heads. Names in files of the encoder alone lack its prefix.
+    """
+    encoder = model.base_model
+    if name in dict(encoder.named_buffers()):  # which older versions of transformers have saved
+        return False
+    part = name.removeprefix(f"{model.base_model_prefix}.").partition(".")[0]
+    parts = {child for child, _ in encoder.named_children()}
+    parts |= {parameter for parameter, _ in encoder.named_parameters(recurse=False)}
+    return part in parts - {"pooler"}
 
 
 def refuse_other_vocabulary(source: str, setting: str) -> None:

@@ -99,6 +99,7 @@ def write_task_card(
     prediction: str,
     is_pretrained: bool = True,
     has_steps: bool = True,
+    is_export_tested: bool = True,
 ) -> None:
     """Writes the model card for any task but language modeling.
 
@@ -109,6 +110,7 @@ def write_task_card(
         prediction: The arguments of `bsmeta predict`, other than the checkpoint.
         is_pretrained: Whether the model has weights of `model_name`.
         has_steps: Whether the model was trained step by step, rather than fitted.
+        is_export_tested: Whether metrics of the test split are those of the exported weights.
     """
     event = read_last_events(locate_run_folder(config) / METRICS).get("eval", {})
     split = str(event.get("split", "validation"))
@@ -136,6 +138,8 @@ def write_task_card(
             name: escape_inline(value)
             for name, value in _list_facts(config, has_steps=has_steps).items()
         },
+        dtype=config.export_dtype if is_pretrained else None,
+        is_export_measured=split == "test" and is_export_tested,
         command=config.model_card.command or describe_training_command(sys.argv),
         sources=list_sources(config),
     )

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from bsmeta.core.errors import CheckpointError, DataError, UserError
 from bsmeta.core.files import (
     MIN_FREE_BYTES,
@@ -31,18 +33,26 @@ MARGIN = 1.1
 It leaves room for logs, file system overhead, and added tokens."""
 
 
-def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
+def check_room(
+    out_dir: Path,
+    like: Checkpoint | None = None,
+    *,
+    with_model: bool = False,
+    export_dtype: str | None = None,
+) -> None:
     """Refuses a save that would not fit on the disk.
 
     Args:
         like: Checkpoint of about the same size; None: the last one in `out_dir`.
         with_model: Whether the checkpoint will contain `model/`.
+        export_dtype: Name of the dtype of the weights in `model/`; None: as trained.
 
     Raises:
         DataError: If there is not enough space.
     """
     checkpoints = [like] if like else list_checkpoints(out_dir)
-    required = int(_measure_last_checkpoint(checkpoints, with_model=with_model) * MARGIN)
+    saved_bytes = _measure_last_checkpoint(checkpoints, export_dtype, with_model=with_model)
+    required = int(saved_bytes * MARGIN)
     free = measure_free_bytes(out_dir)
     if free < required:
         raise DataError(
@@ -51,11 +61,15 @@ def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: boo
         )
 
 
-def _measure_last_checkpoint(checkpoints: list[Checkpoint], *, with_model: bool) -> int:
+def _measure_last_checkpoint(
+    checkpoints: list[Checkpoint], export_dtype: str | None, *, with_model: bool
+) -> int:
     """Returns the bytes of the newest readable checkpoint, with or without `model/`; 0 without any.
 
-    The size of a missing `model/` is estimated as float32 weights.
+    The size of a missing `model/` is estimated from the number of weights, in float32 without
+    `export_dtype`. A run that resumes with a wider one needs more than the last `model/` has.
     """
+    weight_bytes = 4 if export_dtype is None else getattr(torch, export_dtype).itemsize
     for saved in reversed(checkpoints):
         try:
             files = read_checked_manifest(saved).files
@@ -67,7 +81,10 @@ def _measure_last_checkpoint(checkpoints: list[Checkpoint], *, with_model: bool)
         state_bytes = total_bytes - model_bytes
         if not with_model:
             return state_bytes
-        return state_bytes + (model_bytes or 4 * _count_weights(saved))
+        estimated_bytes = weight_bytes * _count_weights(saved)
+        if model_bytes and export_dtype is None:
+            return state_bytes + model_bytes
+        return state_bytes + max(model_bytes, estimated_bytes)
     return 0
 
 

@@ -532,6 +532,21 @@ class Forecast:
             )
         return lines
 
+    def describe_export(self) -> list[str]:
+        """Describes the size of `model/`, and the main memory of a conversion to `export_dtype`."""
+        trained_bytes = 2 if self._half and isinstance(self.stage, int) else 4
+        export_dtype = self._config.export_dtype
+        if export_dtype is None:
+            size = format_size(trained_bytes * self._counts.total)
+            return [f"model/ takes {size} on the disk, as trained (export_dtype)"]
+
+        weight_bytes = getattr(torch, export_dtype).itemsize
+        size = format_size(weight_bytes * self._counts.total)
+        line = f"model/ takes {size} on the disk, in {export_dtype} (export_dtype)"
+        if weight_bytes != trained_bytes:
+            line += f"; while it is written, rank 0 also keeps {size} in main memory"
+        return [line]
+
     def show(self, console: Console) -> None:
         """Prints the forecast, with the formulas."""
         counts = self._counts
@@ -542,7 +557,13 @@ class Forecast:
         console.print(Text.assemble("\n", ("parameters", "bold"), numbers))
         console.print(self._make_memory_table())
 
-        for line in (*self.describe_fit(), *self.describe_staging(), *self.describe_speed()):
+        lines = (
+            *self.describe_fit(),
+            *self.describe_staging(),
+            *self.describe_export(),
+            *self.describe_speed(),
+        )
+        for line in lines:
             console.print(f"  {line}")
         for line in self._list_notes():
             console.print(f"  {line}", style="dim")

@@ -128,7 +128,11 @@ class Saver:
 
         def prepare() -> None:
             self._run_folder.rebuild_if_deleted()
-            check_room(self._run_folder.path, with_model=self._exports(step))
+            check_room(
+                self._run_folder.path,
+                with_model=self._exports(step),
+                export_dtype=self._config.export_dtype,
+            )
 
         self._processes.on_main(prepare)
         contents = self._collect_contents(step, state, data)

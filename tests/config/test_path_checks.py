@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.path_checks import find_folder_problems
+from bsmeta.config.path_checks import find_folder_problems, find_model_problems
 
 
 def describe_folder(out_dir: Path) -> list[str]:
@@ -40,3 +40,24 @@ def test_a_run_folder_without_write_permission_is_refused(
     below = f"below {tmp_path}, which is "
     assert describe_folder(tmp_path) == ["a folder that you may not write"]
     assert describe_folder(tmp_path / "run") == [below + "a folder that you may not write"]
+
+
+def test_folders_without_a_whole_model_are_refused_with_the_fix(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    (problem,) = find_model_problems(CausalLMConfig(model_name=str(adapter)))
+    assert problem.key == "model_name"
+    assert problem.found == f'"{adapter}", an adapter without its base'
+    assert problem.fix == (
+        f"merge the adapter into its base: AutoPeftModelForCausalLM.from_pretrained('{adapter}')"
+        ".merge_and_unload().save_pretrained(FOLDER), from peft; then name FOLDER"
+    )
+
+    run = tmp_path / "run"
+    (run / "model").mkdir(parents=True)
+    (run / "model" / "config.json").write_text("{}")
+    (problem,) = find_model_problems(CausalLMConfig(model_name=str(run)))
+    assert problem.found == f'"{run}", the folder of a run'
+    assert problem.fix == f"model_name={run}/model"
+    assert list(find_model_problems(CausalLMConfig(model_name=f"{run}/model"))) == []

@@ -53,6 +53,11 @@ def list_rows(config: RunConfig, launch: Launch) -> dict[str, str]:
             "every 1,000 steps",
             "every 1,000 steps, and at the end; all are kept; model/ every 5,000 steps",
         ),
+        (
+            {"export_dtype": "bfloat16"},
+            "every 1,000 steps",
+            "every 1,000 steps, and at the end; the last 3 are kept; model/ in bfloat16",
+        ),
         ({"evals_per_epoch": 2, "saves_per_epoch": 1}, "2 an epoch", None),
     ],
 )

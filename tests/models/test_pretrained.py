@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +12,39 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    AutoModel,
+    AutoModelForTokenClassification,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    ElectraConfig,
+    ElectraForPreTraining,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
 from bsmeta.core.errors import DataError
-from bsmeta.models.pretrained import load_weights, record_tokenizer
+from bsmeta.core.model_files import read_model_and_report, read_model_config
+from bsmeta.models.pretrained import check_encoder_weights, load_weights, record_tokenizer
 from tests.models.saved_models import save_model
 
 Weights = dict[str, torch.Tensor]
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKENIZER = REPOSITORY / "examples" / "tokenizer"
 PROJECTION = "transformer.h.0.mlp.c_proj.weight"
+SMALL: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 
 def remove_projection(weights: Weights) -> Weights:
@@ -37,9 +62,9 @@ def change_shape(weights: Weights) -> Weights:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (remove_projection, rf"missing \(they would be random\): {PROJECTION}"),
-        (add_layer, r"unexpected \(they would be ignored\): transformer.h.9.ln_1.weight"),
-        (change_shape, rf"of another shape: {PROJECTION} \(\[3, 3\] instead of \[32, 8\]\)"),
+        (remove_projection, rf"1 missing \(they would be random\): {PROJECTION}"),
+        (add_layer, r"1 unexpected \(they would be ignored\): transformer.h.9.ln_1.weight"),
+        (change_shape, rf"1 of another shape: {PROJECTION} \(\[3, 3\] instead of \[32, 8\]\)"),
     ],
 )
 def test_weights_that_do_not_fit_the_model_are_refused_by_name(
@@ -165,3 +190,64 @@ def test_an_evaluation_compares_the_tokenizer_with_the_recorded_hash(
     refused = launch(evaluate, *arguments, check=False)
     assert refused.returncode == 2
     assert "tokenizer.json: its tokens and ids" in refused.stderr
+
+
+ENCODERS: dict[str, Callable[[], PreTrainedModel]] = {
+    "bert": lambda: BertForMaskedLM(BertConfig(**SMALL)),
+    "bert alone": lambda: BertModel(BertConfig(**SMALL)),
+    "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**SMALL)),
+    "electra": lambda: ElectraForPreTraining(ElectraConfig(**SMALL, embedding_size=16)),
+    "albert": lambda: AlbertForMaskedLM(AlbertConfig(**SMALL, embedding_size=16)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+}
+
+
+def load_encoder(folder: Path, model_class: Any, **changes: Any) -> list[str]:
+    """Loads and checks an encoder; returns the names of its new weights."""
+    shape = read_model_config(folder, **changes)
+    model, loading_report = read_model_and_report(
+        model_class, folder, config=shape, ignore_mismatched_sizes=True
+    )
+    return check_encoder_weights(model, loading_report, str(folder), "model_name=x")
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_only_the_weights_of_a_head_may_be_new(tmp_path: Path, name: str) -> None:
+    model = ENCODERS[name]()
+    model.save_pretrained(tmp_path)
+    assert all("pooler" in weight for weight in load_encoder(tmp_path, AutoModel))
+    head = load_encoder(tmp_path, AutoModelForTokenClassification)
+    assert {weight.split(".")[0] for weight in head} <= {"classifier", "score"}
+
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    lost = max(weights, key=lambda weight: (".0." in weight or ".inner_group" in weight, weight))
+    del weights[lost]
+    save_file(weights, file, metadata={"format": "pt"})
+    for model_class in (AutoModel, AutoModelForTokenClassification):
+        with pytest.raises(DataError, match=r"^model_name=x: .*\(1 missing \(they would be random"):
+            load_encoder(tmp_path, model_class)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert alone", "roberta", "electra", "llama"])
+def test_weights_of_an_encoder_that_would_be_ignored_are_counted(tmp_path: Path, name: str) -> None:
+    """Whether or not the names in the file begin with the prefix of the encoder."""
+    ENCODERS[name]().save_pretrained(tmp_path)
+    layer = sum(".1." in weight for weight in load_file(tmp_path / "model.safetensors"))
+    for model_class in (AutoModel, AutoModelForTokenClassification):
+        message = rf"\({layer} unexpected \(they would be ignored\): .* and {layer - 5} others\)"
+        with pytest.raises(DataError, match=message):
+            load_encoder(tmp_path, model_class, num_hidden_layers=1)
+
+
+def test_weights_of_another_head_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ENCODERS["bert"]().save_pretrained(tmp_path)
+    caplog.set_level(logging.INFO)
+    load_encoder(tmp_path, AutoModel)
+    assert caplog.messages[-1] == (
+        "model_name=x: 5 weights of another head are not used: cls.predictions.bias, "
+        "cls.predictions.transform.LayerNorm.bias, cls.predictions.transform.LayerNorm.weight, "
+        "cls.predictions.transform.dense.bias, cls.predictions.transform.dense.weight"
+    )

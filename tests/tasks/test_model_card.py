@@ -184,3 +184,29 @@ def test_every_export_writes_a_card() -> None:
     }
     assert {"causal_lm/task.py", "classification/task.py"} <= set(exports)
     assert [name for name, code in exports.items() if "card(" not in code] == []
+
+
+@pytest.mark.parametrize(
+    ("split", "is_export_tested", "measured"),
+    [
+        ("validation", True, "The metrics are those of the weights as trained."),
+        ("test", True, "The metrics are those of these weights, computed in float32."),
+        ("test", False, "The metrics are those of the weights as trained."),
+    ],
+)
+def test_the_card_names_the_dtype_and_the_weights_that_were_measured(
+    tmp_path: Path, split: str, is_export_tested: bool, measured: str
+) -> None:
+    config = compose_command_line(
+        ClassificationConfig,
+        "demo_classification",
+        [f"out_dir={tmp_path}", "export_dtype=float16"],
+    )
+    event = {"event": "eval", "step": 8, "split": split, "accuracy": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(event) + "\n")
+    usage = {"pipeline_tag": "text-classification", "about": "Labels.", "prediction": "text=a"}
+    write_task_card(config, tmp_path, **usage, is_export_tested=is_export_tested)
+    sentence = f"The weights in this folder are in float16 (`export_dtype`). {measured}"
+    assert f"\n\n{sentence}\n\n## Training\n" in (tmp_path / "README.md").read_text()
+    write_task_card(config, tmp_path, **usage, is_pretrained=False)
+    assert "export_dtype" not in (tmp_path / "README.md").read_text()

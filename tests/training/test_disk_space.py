@@ -46,11 +46,23 @@ def test_a_save_needs_slightly_more_room_than_the_last_checkpoint(
     check_room(tmp_path)
 
 
-@pytest.mark.parametrize(("has_model", "needed"), [(True, "3,300 kB"), (False, "1,540 kB")])
+@pytest.mark.parametrize(
+    ("has_model", "export_dtype", "needed"),
+    [
+        (True, None, "3,300 kB"),
+        (True, "bfloat16", "3,300 kB"),
+        (False, None, "1,540 kB"),
+        (False, "bfloat16", "1,320 kB"),
+    ],
+)
 def test_a_save_with_a_model_needs_room_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_model: bool, needed: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_model: bool,
+    export_dtype: str | None,
+    needed: str,
 ) -> None:
-    """The size of the last model, or 4 bytes for each of its 100,000 weights."""
+    """The size of the last model, or 2 or 4 bytes for each of its 100,000 weights."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1_200_000))
     writer = begin(tmp_path, 2)
     writer.write_json(TRAINER_STATE_FILE, {"parameters": {"a": [200, 400], "b": [20_000]}})
@@ -62,7 +74,7 @@ def test_a_save_with_a_model_needs_room_for_it(
     writer.commit()
     check_room(tmp_path)
     with pytest.raises(DataError, match=f"one needs {needed}"):
-        check_room(tmp_path, with_model=True)
+        check_room(tmp_path, with_model=True, export_dtype=export_dtype)
 
 
 @pytest.mark.parametrize(

@@ -398,6 +398,34 @@ def test_copies_of_checkpoints_are_counted_without_the_weights_that_they_lack(
     assert [line.removeprefix("async_save keeps a copy of ") for line in lines] == expected
 
 
+@pytest.mark.parametrize(
+    ("export_dtype", "stage", "expected"),
+    [
+        (None, None, "model/ takes 8.0 MiB on the disk, as trained (export_dtype)"),
+        (None, 2, "model/ takes 4.0 MiB on the disk, as trained (export_dtype)"),
+        (
+            "float16",
+            None,
+            "model/ takes 4.0 MiB on the disk, in float16 (export_dtype); while it is written, "
+            "rank 0 also keeps 4.0 MiB in main memory",
+        ),
+        ("bfloat16", 2, "model/ takes 4.0 MiB on the disk, in bfloat16 (export_dtype)"),
+    ],
+)
+def test_the_size_of_the_exported_model_follows_from_its_dtype(
+    export_dtype: str | None, stage: int | None, expected: str
+) -> None:
+    model = nn.Linear(1024, 2048, bias=False, device="meta")
+    shape = Shape(model, model, [], rows=1, length=1, outputs=2)
+    config = CausalLMConfig(export_dtype=export_dtype, mixed_precision="bf16")
+    launch = Launch(source="a file", num_processes=1)
+    deepspeed = None if stage is None else {"zero_optimization": {"stage": stage}}
+    run = CheckedRun(
+        config=config, entry=TASKS["causal_lm"], launch=launch, deepspeed_config=deepspeed
+    )
+    assert Forecast(run, shape, None, saves_frozen=True).describe_export() == [expected]
+
+
 XL = {
     "model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25,
     "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,

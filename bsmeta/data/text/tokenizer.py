@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 import xxhash
@@ -32,6 +33,8 @@ PROBE = "One  two\n\t3 naïve 😀 x<y"
 
 NUM_RESERVED_TOKENS = 64
 """Number of vocabulary entries that every run with `row_budget=text` reserves for metadata."""
+
+_MAX_DIFFERENCES_SHOWN = 3  # in a message
 
 logger = logging.getLogger(__name__)
 
@@ -72,11 +75,86 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def list_new_special_tokens(config: CausalLMConfig) -> list[str]:
-    """Returns the special tokens of the metadata that the model's tokenizer lacks."""
-    vocabulary = load_tokenizer_from(config.tokenizer_name or config.model_name).get_vocab()
-    metadata_tokens = Renderer(config.data_config.metadata_config).list_special_tokens()
-    return [token for token in metadata_tokens if token not in vocabulary]
+def list_new_tokens(config: CausalLMConfig) -> list[str]:
+    """Returns the tokens of a run that its model has not been trained on.
+
+    They are the tokens of `tokenizer_name` and the special tokens of the metadata that the
+    tokenizer saved with the model lacks. Tokens that `row_budget=text` reserves do not count.
+    """
+    tokenizer_vocabulary = load_tokenizer_from(
+        config.tokenizer_name or config.model_name
+    ).get_vocab()
+    trained_vocabulary = read_trained_vocabulary(config.model_name) or tokenizer_vocabulary
+    tokens = sorted(tokenizer_vocabulary, key=tokenizer_vocabulary.__getitem__)
+    tokens += Renderer(config.data_config.metadata_config).list_special_tokens()
+    return [token for token in dict.fromkeys(tokens) if token not in trained_vocabulary]
+
+
+def read_trained_vocabulary(model_name: str) -> dict[str, int] | None:
+    """Reads the ids of the tokens that a pretrained model was trained with.
+
+    Args:
+        model_name: A folder, or a name on the Hub.
+
+    Returns:
+        The ids by token, as the tokenizer beside the weights has them; None without a tokenizer.
+    """
+    try:
+        tokenizer = read_tokenizer(model_name)
+        check_vocabulary(tokenizer, model_name)
+    except (OSError, ValueError):
+        return None
+    return tokenizer.get_vocab()
+
+
+def count_trained_tokens(
+    model_name: str, tokenizer_name: str | None, tokenizer: PreTrainedTokenizerBase
+) -> int | None:
+    """Returns the number of ids that a pretrained model was trained with.
+
+    Args:
+        model_name: A folder, or a name on the Hub.
+        tokenizer_name: The key of this name; None: the tokenizer is the model's own.
+        tokenizer: The tokenizer of the run, whose further tokens are new to the model.
+
+    Returns:
+        None if no tokenizer is saved with the model.
+
+    Raises:
+        ConfigurationError: If `tokenizer` has another token at one of these ids.
+    """
+    trained_vocabulary = read_trained_vocabulary(model_name)
+    if trained_vocabulary is None:
+        return None
+    if tokenizer_name is not None:
+        _refuse_other_ids(model_name, tokenizer_name, trained_vocabulary, tokenizer)
+    return max(trained_vocabulary.values()) + 1
+
+
+def _refuse_other_ids(
+    model_name: str,
+    tokenizer_name: str,
+    trained_vocabulary: Mapping[str, int],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Refuses a tokenizer with other tokens at ids that the model was trained with."""
+    token_by_id = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    differences = []
+    for token, token_id in sorted(trained_vocabulary.items(), key=itemgetter(1)):
+        other_token = token_by_id.get(token_id, token)
+        if other_token != token:
+            differences.append(f"{token_id}: {other_token!r} instead of {token!r}")
+    if not differences:
+        return
+
+    shown = ", ".join(differences[:_MAX_DIFFERENCES_SHOWN])
+    raise ConfigurationError(
+        f"tokenizer_name: {tokenizer_name} has other tokens than the tokenizer in {model_name} at "
+        f"{len(differences):,} of {len(trained_vocabulary):,} ids ({shown}), so the model would "
+        "take its tokens for others. Expected the same token at each id, and new tokens after "
+        "them. Fix: tokenizer_name=null; or model_config_file, for random weights",
+        ["tokenizer_name"],
+    )
 
 
 def add_unused_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> None:

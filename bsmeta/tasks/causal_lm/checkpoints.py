@@ -19,13 +19,9 @@ from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import change_keys, convert_to_config, read_saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.model_files import create_model, read_model_config, read_tokenizer
-from bsmeta.data.text.tokenizer import check_vocabulary
-from bsmeta.models.pretrained import (
-    check_model_folder,
-    choose_device,
-    count_vocabulary,
-    load_weights,
-)
+from bsmeta.data.text.tokenizer import check_vocabulary, count_trained_tokens
+from bsmeta.models.embeddings import add_embeddings
+from bsmeta.models.pretrained import check_model_folder, choose_device, load_weights
 from bsmeta.models.shapes import count_positions
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import RECIPE, Location, read_recipe
@@ -134,7 +130,7 @@ def load_model(
     if location.untrained:  # only its tokenizer is used
         check_model_folder(location.model, setting)
         tokenizer = _load_tokenizer(location.model, setting)
-        model = _make_initial_model(location, run_config, len(tokenizer), dtype)
+        model = _make_initial_model(location, run_config, tokenizer, dtype)
     else:
         model = load_weights(location.model, setting, dtype=dtype)
         tokenizer = _load_tokenizer(location.model, setting)
@@ -155,7 +151,10 @@ def _load_tokenizer(source: str, setting: str) -> PreTrainedTokenizerBase:
 
 
 def _make_initial_model(
-    location: Location, run_config: CausalLMConfig, vocabulary: int, dtype: torch.dtype
+    location: Location,
+    run_config: CausalLMConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
 ) -> nn.Module:
     """Makes the initial model of a run: random weights, or the weights of its `model_name`."""
     if not location.has_run_config or run_config.model_config_file is not None:
@@ -166,8 +165,8 @@ def _make_initial_model(
 
     setting = f"{location.name}: model_name={run_config.model_name}"
     model = load_weights(run_config.model_name, setting, dtype=dtype)
-    if vocabulary > count_vocabulary(model):
-        model.resize_token_embeddings(vocabulary)  # the special tokens that training added
+    num_trained = count_trained_tokens(run_config.model_name, run_config.tokenizer_name, tokenizer)
+    add_embeddings(model, len(tokenizer), num_trained)
     return model
 
 

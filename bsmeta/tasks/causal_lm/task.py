@@ -37,11 +37,13 @@ from bsmeta.data.stream.counts import WITH_METADATA
 from bsmeta.data.stream.lost_text import measure_sample
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.data.text.tokenizer import list_new_special_tokens, load_tokenizer
+from bsmeta.data.text.tokenizer import count_trained_tokens, list_new_tokens, load_tokenizer
 from bsmeta.metadata.sampling import compute_chances
 from bsmeta.models import attention, layers
 from bsmeta.models.activations import fuse_activations
 from bsmeta.models.cross_entropy import IGNORED_TARGET, ChunkedLoss
+from bsmeta.models.embeddings import add_embeddings
+from bsmeta.models.exporting import cast_weights, write_model
 from bsmeta.models.kernel_plans import disable_planned_attention_for_good
 from bsmeta.models.layers import (
     compile_layers,
@@ -195,19 +197,14 @@ class CausalLanguageModel(Task):
             return create_model(AutoModelForCausalLM, architecture.shape, **options)
 
     def _resize_embeddings(self, model: PreTrainedModel) -> None:
-        """Adds embeddings for the special tokens of the metadata, if the model has too few."""
-        num_rows = count_vocabulary(model)
-        num_tokens = len(self.tokenizer)
-        if num_tokens <= num_rows:
-            return
-        model.resize_token_embeddings(num_tokens)
-        logger.info(
-            "embeddings resized from %d to %d rows: the tokenizer, with the special tokens of "
-            "the metadata, has %d tokens",
-            num_rows,
-            num_tokens,
-            num_tokens,
-        )
+        """Adds embeddings for tokens that are new to the model, if it has too few."""
+        config = self._config
+        num_trained = None
+        if config.model_config_file is None:
+            num_trained = count_trained_tokens(
+                config.model_name, config.tokenizer_name, self.tokenizer
+            )
+        add_embeddings(model, len(self.tokenizer), num_trained)
 
     def _read_architecture(self) -> Architecture:
         """Reads the model's configuration.
@@ -255,7 +252,9 @@ class CausalLanguageModel(Task):
             )
             self._add_adapters(model_copy)
             model_copy.load_state_dict(model.state_dict())
-            check_export(model_copy, self.export, setting)
+            # In the dtype of `export_dtype`, the logits would differ.
+            check_export(model_copy, self._export_as_trained, setting)
+            cast_weights(model_copy.state_dict(), self._config.export_dtype)
 
     def _adapt_and_freeze(self, model: PreTrainedModel, setting: str) -> None:
         """Adds the adapters, and freezes the weights that text alone does not train."""
@@ -275,13 +274,13 @@ class CausalLanguageModel(Task):
         if not self._config.lora.rank:
             return
 
-        new_tokens = list_new_special_tokens(self._config)
+        new_tokens = list_new_tokens(self._config)
         if new_tokens:
             log_once(
                 logger,
                 logging.INFO,
-                f"lora: the embeddings are trained, too, because {len(new_tokens)} special tokens "
-                f"of the metadata are new to the tokenizer ({', '.join(new_tokens[:3])}, ...)",
+                f"lora: the embeddings are trained, too, because {len(new_tokens)} tokens are new "
+                f"to the model ({', '.join(new_tokens[:3])}, ...)",
             )
 
         # Imported here because peft is an optional dependency.
@@ -608,14 +607,34 @@ class CausalLanguageModel(Task):
         return exposure
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        from bsmeta.tasks.causal_lm.model_card import write_card
+        self._write_weights(model, weights, folder, self._config.export_dtype)
+        self._write_tokenizer_and_card(folder)
 
+    def _export_as_trained(
+        self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path
+    ) -> None:
+        """Exports the model like `export`, but in the dtype of training."""
+        self._write_weights(model, weights, folder, None)
+        self._write_tokenizer_and_card(folder)
+
+    def _write_weights(
+        self,
+        model: nn.Module,
+        weights: dict[str, torch.Tensor],
+        folder: Path,
+        export_dtype: str | None,
+    ) -> None:
+        """Writes weights and config; adapters are merged before the weights are cast."""
         if self._config.lora.rank:
             from bsmeta.models.lora import merge_adapters
 
             weights = merge_adapters(model, weights)
 
-        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        write_model(model, weights, folder, export_dtype)
+
+    def _write_tokenizer_and_card(self, folder: Path) -> None:
+        from bsmeta.tasks.causal_lm.model_card import write_card
+
         template = self._chat_template
         tokenizer = prepare_tokenizer(self._config.data_config, self.tokenizer, template)
         # In tokenizer_config.json, where every version of every program looks for the template.

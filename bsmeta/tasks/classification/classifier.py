@@ -28,6 +28,7 @@ from torch import nn
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import decode_json, parse_json
+from bsmeta.models.exporting import write_model
 from bsmeta.tasks.classification.config import POOLINGS
 
 if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder
@@ -185,11 +186,21 @@ class Classifier(nn.Module):
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
         return pool_vectors(hidden.last_hidden_state, attention_mask, self.description.pooling)
 
-    def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    def save(
+        self,
+        folder: Path,
+        weights: Mapping[str, torch.Tensor] | None = None,
+        export_dtype: str | None = None,
+    ) -> None:
         """Exports the classifier to a folder, without the tokenizer.
 
         Args:
             weights: The weights to export by name; None: the current ones.
+            export_dtype: Name of the dtype of the exported encoder; None: as in `weights`. The
+                linear layers, which are small, keep their dtype.
+
+        Raises:
+            ConfigurationError: If a weight is too large for `export_dtype`.
         """
         weights = self.state_dict() if weights is None else weights
         folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +210,7 @@ class Classifier(nn.Module):
                 for name, weight in weights.items()
                 if name.startswith(ENCODER_PREFIX)
             }
-            self.encoder.save_pretrained(folder, state_dict=encoder_weights)
+            write_model(self.encoder, encoder_weights, folder, export_dtype)
         self.save_linear(folder, weights)
 
     def save_linear(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:

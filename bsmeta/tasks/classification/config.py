@@ -286,6 +286,10 @@ def _find_method_problems(config: ClassificationConfig) -> Iterator[Problem]:
                 field, HYDRA, format_value(value), expected, f"{field}={format_value(default)}"
             )
 
+    if config.export_dtype is not None and method == LINEAR:
+        expected = "null: method=linear exports no encoder, and its linear layers stay in float32"
+        yield Problem("export_dtype", HYDRA, config.export_dtype, expected, "export_dtype=null")
+
     if config.estimate and method in FITTED:
         expected = f"false: method={method} has no steps"
         yield Problem("estimate", HYDRA, "true", expected, "method=fine_tune")

@@ -37,7 +37,9 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.core.errors import ConfigurationError, DataError, suggest_nearest
 from bsmeta.core.model_files import create_model, read_model_and_report
 from bsmeta.core.parsing import parse_json
+from bsmeta.data.text.tokenizer import count_trained_tokens
 from bsmeta.models import pretrained
+from bsmeta.models.embeddings import add_embeddings
 from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks.classification.classifier import (
     CONFIG_ENTRY,
@@ -113,7 +115,9 @@ def build_with_head(
         set_thresholds(build.model, [DEFAULT_THRESHOLD] * len(labels))
     if build.random_weights:
         names = ", ".join(build.random_weights)
-        logger.info("%s: new random weights for %s", config.model_name, names)
+        logger.info(
+            "%s: %d new random weights: %s", config.model_name, len(build.random_weights), names
+        )
     return build.model
 
 
@@ -205,8 +209,11 @@ def _build_parts(
         else:
             build = _load_pretrained(source, f"{key}={source}", model_config)
 
-    if has_weights and len(tokenizer) > pretrained.count_vocabulary(build.model):
-        build.model.resize_token_embeddings(len(tokenizer))
+    if has_weights:
+        num_trained = None
+        if config.model_config_file is None:
+            num_trained = count_trained_tokens(source, config.tokenizer_name, tokenizer)
+        add_embeddings(build.model, len(tokenizer), num_trained)
     return build
 
 
@@ -272,26 +279,7 @@ def _load_pretrained(source: str, setting: str, model_config: Any) -> _Build:
             ignore_mismatched_sizes=True,
         )
 
-    mismatched_names = [entry[0] for entry in info["mismatched_keys"]]
-    names_by_problem = {
-        "missing": info["missing_keys"],
-        "unexpected": info["unexpected_keys"],
-        "of another shape": mismatched_names,
-    }
-    encoder_prefix = f"{model.base_model_prefix}."
-    problems: list[str] = []
-    for problem, names in names_by_problem.items():
-        encoder_names = sorted(
-            name for name in names if name.startswith(encoder_prefix) and ".pooler." not in name
-        )
-        if encoder_names:
-            problems.append(f"{problem}: {', '.join(encoder_names[:3])}")
-    if problems:
-        raise DataError(
-            f"{setting}: the weights in {source} are not those of the encoder of its config.json "
-            f"({'; '.join(problems)}); copy the folder again, or fix its config.json"
-        )
-    return _Build(model, sorted({*info["missing_keys"], *mismatched_names}))
+    return _Build(model, pretrained.check_encoder_weights(model, info, source, setting))
 
 
 def load_model(folder: Path) -> nn.Module:

@@ -32,6 +32,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import FixedSizeSteps, TableStream
 from bsmeta.data.text.tokenizer import load_padded_tokenizer
+from bsmeta.models.exporting import write_model
 from bsmeta.tasks.classification import model as models
 from bsmeta.tasks.classification.classifier import (
     ENCODER_PREFIX,
@@ -416,9 +417,9 @@ class TextClassifier(Task):
         if self._thresholds is not None and self._method not in FITTED:
             models.set_thresholds(model, self._thresholds)
         if isinstance(model, Classifier):
-            model.save(folder, weights)
+            model.save(folder, weights, self.config.export_dtype)
         else:
-            model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+            write_model(model, weights, folder, self.config.export_dtype)
         self.tokenizer.save_pretrained(str(folder))
         self._write_card(folder)
 
@@ -436,6 +437,7 @@ class TextClassifier(Task):
             prediction="input=texts.csv output=predicted.csv",
             is_pretrained=LINEAR not in (self._method, self._chosen),
             has_steps=self._method not in FITTED and self._chosen is None,
+            is_export_tested=self._chosen is None,
         )
 
     def _describe_model(self, labels: str) -> str:
@@ -464,7 +466,7 @@ class TextClassifier(Task):
                 models.save_thresholds(folder, self._thresholds)
             return
         shutil.rmtree(folder)
-        self._load_system(self._chosen).save(folder)
+        self._load_system(self._chosen).save(folder, export_dtype=self.config.export_dtype)
         self.tokenizer.save_pretrained(str(folder))
         self._write_card(folder)
 

@@ -516,7 +516,7 @@ def _build_encoder(
         if config.model_config_file is not None or not is_real:
             encoder = create_model(AutoModel, shape, dtype=torch.float32)
         else:
-            encoder = _load_pretrained(source, f"{key}={source}", shape)
+            encoder = _load_pretrained(source, f"{key}={source}", shape, is_cut=layers is not None)
 
     encoder = _strip_encoder(encoder)
     if is_real:
@@ -547,25 +547,24 @@ def _freeze_first_layers(encoder: PreTrainedModel, key: str, trained: int) -> No
         layer.requires_grad_(True)
 
 
-def _load_pretrained(source: str, setting: str, shape: Any) -> PreTrainedModel:
+def _load_pretrained(source: str, setting: str, shape: Any, *, is_cut: bool) -> PreTrainedModel:
     """Loads an encoder with all of its weights except a pooler.
 
     Args:
         setting: The key and value that name the model, for messages.
         shape: Its transformers config.
+        is_cut: Whether the shape has fewer layers than the files.
 
     Raises:
-        DataError: If weights are missing, or have another shape.
+        DataError: If weights are missing, unexpected or of another shape.
     """
     pretrained.check_model_folder(source, setting)
-    model, info = read_model_and_report(AutoModel, source, config=shape, dtype=torch.float32)
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
-    if missing or info["mismatched_keys"]:
-        raise DataError(
-            f"{setting}: its weights are not those of the encoder of its config.json (missing: "
-            f"{', '.join(missing[:3]) or 'none'}; of another shape: "
-            f"{len(info['mismatched_keys'])}); copy the folder again, or fix its config.json"
-        )
+    model, info = read_model_and_report(
+        AutoModel, source, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
+    )
+    if is_cut:
+        info["unexpected_keys"] = ()
+    pretrained.check_encoder_weights(model, info, source, setting)
     return model
 
 

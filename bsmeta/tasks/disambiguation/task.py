@@ -21,6 +21,7 @@ from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.signals import release_signals
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengthSteps, TableStream
+from bsmeta.models.exporting import cast_weights, record_dtype
 from bsmeta.tasks.disambiguation import evaluate, report
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.config import DICTIONARY, DisambiguationConfig
@@ -170,7 +171,10 @@ class EntityDisambiguator(Task):
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         assert isinstance(model, BiEncoder)
-        models.save_model(model, weights, folder, self.data.table.fingerprint)
+        export_dtype = self._config.export_dtype
+        exported = cast_weights(weights, export_dtype)
+        models.save_model(model, exported, folder, self.data.table.fingerprint)
+        record_dtype(folder, export_dtype)
         self.data.tokenizer.save_pretrained(str(folder))
         write_task_card(
             self._config,

@@ -21,6 +21,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.parsing import parse_json
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import find_words
+from bsmeta.models.exporting import write_model
 from bsmeta.tasks.spelling import detector
 from bsmeta.tasks.spelling.config import CORRECTION, SecConfig
 from bsmeta.tasks.spelling.corrections import (
@@ -281,7 +282,7 @@ class CandidateCorrection(Corrector):
         return model
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        write_model(model, weights, folder, self._config.export_dtype)
         self._inputs.write(folder)
         content = json.dumps({"thresholds": self._chosen}) + "\n"
         (folder / CORRECTION).write_text(content, encoding="utf-8")

@@ -9,6 +9,7 @@ of the other.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,11 @@ from transformers import (
 )
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.model_files import create_model, read_model, read_model_config
-from bsmeta.data.text.tokenizer import load_tokenizer_from
+from bsmeta.core.model_files import create_model, read_model_and_report, read_model_config
+from bsmeta.data.text.tokenizer import count_trained_tokens, load_tokenizer_from
+from bsmeta.models.embeddings import add_embeddings
 from bsmeta.models.pretrained import (
+    check_encoder_weights,
     check_model_folder,
     explain_load_errors,
     find_token_limit,
@@ -47,6 +50,8 @@ USUAL_ERROR_SHARE = 0.1  # the probability of an error that a new model gives ev
 MIN_ERROR_PROBABILITY = 1e-6  # of a text, so that logarithms are finite
 NO_ERROR_LOGIT = np.float32(-15)
 """The logit of a word that is not spelled; finite, because losses are computed from logits."""
+
+logger = logging.getLogger(__name__)
 
 
 class RankerConfig(PretrainedConfig):
@@ -446,11 +451,35 @@ def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
     if config.model_config_file is not None:
         return create_model(model_class, shape, dtype=torch.float32)
 
-    check_model_folder(source, f"model_name={source}")
+    assert isinstance(inputs, TokenInputs)
+    return _load_pretrained(config, shape, inputs.tokenizer)
+
+
+def _load_pretrained(
+    config: SpellingConfig, shape: Any, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """Loads an encoder with a head for each token, which is new unless `model_name` has one.
+
+    Raises:
+        ConfigurationError: If it cannot be loaded, or was trained with another tokenizer.
+        DataError: If weights of the encoder are missing, unexpected or of another shape.
+    """
+    source = str(config.model_name)
+    setting = f"model_name={source}"
+    model_class = AutoModelForTokenClassification
+    check_model_folder(source, setting)
     with explain_load_errors("model_name", source, model_class):
-        return read_model(
+        model, loading_report = read_model_and_report(
             model_class, source, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
         )
+
+    new_weights = check_encoder_weights(model, loading_report, source, setting)
+    if new_weights:
+        names = ", ".join(new_weights)
+        logger.info("%s: %d new random weights: %s", setting, len(new_weights), names)
+    num_trained = count_trained_tokens(source, config.tokenizer_name, tokenizer)
+    add_embeddings(model, len(tokenizer), num_trained)
+    return model
 
 
 def _read_shape(config: SpellingConfig) -> Any:

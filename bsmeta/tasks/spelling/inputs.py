@@ -431,15 +431,18 @@ class TokenInputs:
     Args:
         tokenizer: A fast tokenizer.
         max_tokens: The maximum number of tokens that the encoder reads; None: no limit.
+
+    Attributes:
+        tokenizer: The tokenizer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._max_tokens = max_tokens
 
     @property
     def measure(self) -> Any:
-        return [fingerprint_tokenizer(self._tokenizer), self._max_tokens, NOISE_ROOM]
+        return [fingerprint_tokenizer(self.tokenizer), self._max_tokens, NOISE_ROOM]
 
     def find_unknown_script(self, word: str) -> str:
         """Returns "": without a lexicon, words of every script are judged."""
@@ -458,7 +461,7 @@ class TokenInputs:
         token_width = max(len(text.ids) for text in encoded)
         word_width = max(map(len, texts))
 
-        ids = np.full((len(texts), token_width), self._tokenizer.pad_token_id, np.int64)
+        ids = np.full((len(texts), token_width), self.tokenizer.pad_token_id, np.int64)
         mask = np.zeros((len(texts), token_width), np.int64)
         # The word of a token; special tokens and padding belong to a column that is cut off.
         token_words = np.full((len(texts), token_width), word_width, np.int64)
@@ -494,15 +497,15 @@ class TokenInputs:
         return windows
 
     def write(self, folder: Path) -> None:
-        self._tokenizer.save_pretrained(str(folder))
+        self.tokenizer.save_pretrained(str(folder))
 
     def _is_too_long(self, words: Words) -> bool:
-        encoded = self._tokenizer(list(words), is_split_into_words=True, verbose=False)
+        encoded = self.tokenizer(list(words), is_split_into_words=True, verbose=False)
         return self._max_tokens is not None and len(encoded["input_ids"]) > self._max_tokens
 
     def _encode(self, words: Words) -> _Encoded:
         """Encodes a text, truncated to `max_tokens`."""
-        encoded = self._tokenizer(
+        encoded = self.tokenizer(
             list(words),
             is_split_into_words=True,
             truncation=self._max_tokens is not None,

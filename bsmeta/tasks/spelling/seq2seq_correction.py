@@ -15,11 +15,27 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from bsmeta.config.metric_table import compute_values, select_training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.model_files import create_model, read_model, read_model_config, read_tokenizer
+from bsmeta.core.model_files import (
+    create_model,
+    read_model_and_report,
+    read_model_config,
+    read_tokenizer,
+)
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import cut_text
-from bsmeta.data.text.tokenizer import fingerprint_tokenizer, load_tokenizer_from
-from bsmeta.models.pretrained import check_model_folder, explain_load_errors, load_exported
+from bsmeta.data.text.tokenizer import (
+    count_trained_tokens,
+    fingerprint_tokenizer,
+    load_tokenizer_from,
+)
+from bsmeta.models.embeddings import add_embeddings
+from bsmeta.models.exporting import write_model
+from bsmeta.models.pretrained import (
+    check_model_folder,
+    explain_load_errors,
+    load_exported,
+    refuse_other_weights,
+)
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     align_chunks,
@@ -80,9 +96,17 @@ class Seq2SeqCorrection(Corrector):
                 return create_model(model_class, read_model_config(config_file))
 
         source = str(self._config.model_name)
-        check_model_folder(source, f"model_name={source}")
+        setting = f"model_name={source}"
+        check_model_folder(source, setting)
         with explain_load_errors("model_name", source, model_class):
-            return read_model(model_class, source, dtype=torch.float32)
+            model, loading_report = read_model_and_report(
+                model_class, source, dtype=torch.float32, ignore_mismatched_sizes=True
+            )
+        refuse_other_weights(model, loading_report, source, setting)
+
+        num_trained = count_trained_tokens(source, self._config.tokenizer_name, self._tokenizer)
+        add_embeddings(model, len(self._tokenizer), num_trained)
+        return model
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
         return self._count_text_tokens([" ".join(words)])[0] <= room
@@ -243,6 +267,6 @@ class Seq2SeqCorrection(Corrector):
         return model
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        write_model(model, weights, folder, self._config.export_dtype)
         self._tokenizer.save_pretrained(str(folder))
         self._write_card(folder)

@@ -29,6 +29,7 @@ from bsmeta.core.progress import report_each
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudgetSteps
 from bsmeta.data.text.sentences import Span, cut_text, find_words
+from bsmeta.models.exporting import write_model
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.tasks.spelling import detector
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig, count_step_parts
@@ -440,7 +441,7 @@ class WordDetection(SpellingTask):
         return spans
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        write_model(model, weights, folder, self._config.export_dtype)
         self._inputs.write(folder)
         if self._chosen is not None:
             text = json.dumps(self._chosen, indent=1) + "\n"

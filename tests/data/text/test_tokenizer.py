@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.log_once import log_once
@@ -21,6 +22,7 @@ from bsmeta.data.text.tokenizer import (
     build_gigatoken_backend,
     build_tiktoken_backend,
     choose_backend,
+    count_trained_tokens,
     load_tokenizer_from,
     make_hf_backend,
 )
@@ -157,3 +159,35 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigurationError, match=f"tokenizer_name: {tmp_path} cannot be loaded: "):
         load_tokenizer_from(str(tmp_path))
+
+
+def save_words(folder: Path, *words: str) -> str:
+    """Saves a tokenizer whose words have the ids from 0 on; returns its folder."""
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_tokenizer_may_have_further_tokens_than_the_model_was_trained_with(
+    tmp_path: Path,
+) -> None:
+    base = save_words(tmp_path / "base", "a", "b", "c")
+    wider = save_words(tmp_path / "wider", "a", "b", "c", "d", "e")
+    assert count_trained_tokens(base, wider, load_tokenizer_from(wider)) == 3
+    assert count_trained_tokens(base, None, load_tokenizer_from(base)) == 3
+    (tmp_path / "none").mkdir()
+    assert count_trained_tokens(str(tmp_path / "none"), wider, load_tokenizer_from(wider)) is None
+
+
+def test_a_tokenizer_with_other_ids_is_refused_with_the_first_differences(tmp_path: Path) -> None:
+    base = save_words(tmp_path / "base", "a", "b", "c", "d", "e", "f")
+    other = save_words(tmp_path / "other", "a", "c", "b", "d", "x", "y", "z")
+    with pytest.raises(ConfigurationError) as caught:
+        count_trained_tokens(base, other, load_tokenizer_from(other))
+    assert str(caught.value) == (
+        f"tokenizer_name: {other} has other tokens than the tokenizer in {base} at 4 of 6 ids "
+        "(1: 'c' instead of 'b', 2: 'b' instead of 'c', 4: 'x' instead of 'e'), so the model would "
+        "take its tokens for others. Expected the same token at each id, and new tokens after "
+        "them. Fix: tokenizer_name=null; or model_config_file, for random weights"
+    )
+    assert caught.value.keys == {"tokenizer_name"}

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.models.lora import merge_adapters
+from bsmeta.models.manifest import write_model_manifest
+from bsmeta.models.pretrained import record_tokenizer
 from bsmeta.tasks.causal_lm.checks import find_value_problems
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.conftest import REPOSITORY, run_warm
@@ -60,7 +64,7 @@ def test_adapters_and_new_embeddings_are_trained(
     model = CausalLanguageModel(demo(base, *keys, more)).build_model()
     more_trained = {name for name, one in model.named_parameters() if one.requires_grad}
     assert more_trained == trained | {"model.embed_tokens.weight"}
-    assert "the embeddings are trained, too, because 5 special tokens" in caplog.text
+    assert "the embeddings are trained, too, because 5 tokens are new" in caplog.text
 
 
 def test_missing_target_layers_are_refused(base: Path) -> None:
@@ -87,6 +91,44 @@ def test_keys_without_effect_are_refused(
     (problem,) = find_value_problems(demo(base, *keys))
     assert problem.key == key
     assert expected in problem.expected
+
+
+def test_adapters_are_merged_before_the_weights_are_rounded(base: Path, tmp_path: Path) -> None:
+    """Each weight is rounded once, after its change has been added."""
+    task = CausalLanguageModel(demo(base, "lora.rank=4", "export_dtype=bfloat16"))
+    model = task.build_model()
+    for name, weight in model.named_parameters():
+        if ".lora_B." in name:
+            weight.data.normal_(std=0.02)
+    merged = merge_adapters(model, model.state_dict())
+    task.export(model, model.state_dict(), tmp_path / "model")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert exported.dtype == torch.bfloat16
+    for name, weight in exported.state_dict().items():
+        assert torch.equal(weight, merged[name].bfloat16()), name
+
+
+def test_the_base_may_be_the_export_of_a_run_and_have_fewer_tokens(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tokens of `tokenizer_name` that are new to the base make the embeddings trainable."""
+    task = CausalLanguageModel(demo(base, "lora.rank=4", "export_dtype=bfloat16"))
+    model = task.build_model()
+    task.export(model, model.state_dict(), tmp_path / "model")
+    record_tokenizer(tmp_path / "model")
+    write_model_manifest(tmp_path / "model")
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.add_tokens(["<first>", "<second>"])
+    tokenizer.save_pretrained(tmp_path / "wider")
+    caplog.set_level(logging.INFO)
+    keys = ("lora.rank=4", f"tokenizer_name={tmp_path / 'wider'}")
+    model = CausalLanguageModel(demo(tmp_path / "model", *keys)).build_model()
+    assert model.get_parameter("model.embed_tokens.weight").requires_grad
+    assert "because 2 tokens are new to the model (<first>, <second>, ...)" in caplog.text
+    embeddings = model.get_input_embeddings().weight.detach()
+    mean = embeddings[: len(tokenizer) - 2].mean(0).expand(2, -1)
+    torch.testing.assert_close(embeddings[len(tokenizer) - 2 :], mean, rtol=0, atol=1e-4)
 
 
 def list_keys(base: Path, data: Path) -> list[str]:
@@ -219,6 +261,47 @@ def test_a_run_continues_on_another_number_of_processes_under_zero(
     assert max(float((whole[name] - saved[name]).abs().max()) for name in whole) > 1e-2
     for name in whole:
         torch.testing.assert_close(again[name], whole[name], rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("engine", ["cpu", "cpu_zero2", "zero3", "cpu_fsdp2"])
+def test_every_engine_adds_the_same_tokens_and_exports_the_same_weights(
+    tmp_path: Path, engine: str, tied: bool
+) -> None:
+    """The new tokens take rows of the padding; tied embeddings are written once."""
+    changes = {**SHAPE, "vocab_size": 4224, "tie_word_embeddings": tied}
+    shape = AutoConfig.from_pretrained(REPOSITORY / "examples/model/config.json", **changes)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(REPOSITORY / "examples/tokenizer")
+    tokenizer.save_pretrained(tmp_path / "base")
+    num_trained = len(tokenizer)
+    tokenizer.add_tokens(["<first>", "<second>"])
+    tokenizer.save_pretrained(tmp_path / "wider")
+
+    keys = [
+        *list_keys(tmp_path / "base", tmp_path / "shards"),
+        "lora.rank=0",
+        f"tokenizer_name={tmp_path / 'wider'}",
+        "export_dtype=bfloat16",
+        "max_train_steps=1",
+        "num_warmup_steps=0",
+        "learning_rate=1e-9",
+    ]
+    code, errors = train(write_launch_file(tmp_path, engine), tmp_path / "run", *keys)
+    assert code == 0, errors
+
+    base = load_file(tmp_path / "base/model.safetensors")
+    for exported in ("run/model", "run/checkpoint-1step/model"):
+        weights = load_file(tmp_path / exported / "model.safetensors")
+        assert weights.keys() == base.keys()
+        for name, weight in weights.items():
+            assert weight.dtype == torch.bfloat16
+            expected = base[name].clone()
+            if len(expected) == 4224:
+                expected[num_trained:] = expected[:num_trained].mean(0)
+            torch.testing.assert_close(weight.float(), expected, rtol=2**-8, atol=1e-6, msg=name)
 
 
 def measure_bytes(folder: Path) -> int:

@@ -129,6 +129,16 @@ def write_card(*overrides: str) -> str:
     )
 
 
+def test_the_card_names_the_dtype_and_the_weights_that_were_measured(metrics: Path) -> None:
+    config = compose_command_line(CausalLMConfig, "demo", ["export_dtype=bfloat16"])
+    sentence = "The weights in this folder are in bfloat16 (`export_dtype`)."
+    measured = "The metrics are those of the weights as trained."
+    assert f"\n{sentence} {measured}\n\n## Training\n" in render_model_card(config, metrics, [])
+    without_metrics = render_model_card(config, Path("none.jsonl"), [])
+    assert f"\n\n{sentence}\n\n## Training\n" in without_metrics
+    assert "export_dtype" not in write_card()
+
+
 def test_the_card_names_the_tokens_without_loss() -> None:
     anywhere = "No loss was taken on the prefix, nor on a first token that nothing precedes."
     never = "No loss was taken on the prefix, nor on the first token of the text."

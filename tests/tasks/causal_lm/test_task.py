@@ -312,6 +312,27 @@ def test_the_export_loads_with_transformers_and_has_the_same_outputs(
     assert metadata == task._config.data_config.metadata_config
 
 
+def test_an_export_has_its_dtype(config: CausalLMConfig, model: nn.Module, tmp_path: Path) -> None:
+    task = CausalLanguageModel(replace(config, export_dtype="bfloat16"))
+    task.export(model, model.state_dict(), tmp_path)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert exported.dtype == torch.bfloat16
+    for name, weight in exported.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name].bfloat16()), name
+
+
+def test_a_model_that_export_dtype_cannot_hold_is_refused_before_the_first_step(
+    config: CausalLMConfig,
+) -> None:
+    task = CausalLanguageModel(replace(config, export_dtype="float16"))
+    model = task.build_model()
+    task.rehearse(model)
+    model.get_parameter("model.norm.weight").data[3] = 1e5
+    message = "export_dtype=float16: model.norm.weight has values of up to 100,000"
+    with pytest.raises(ConfigurationError, match=message):
+        task.rehearse(model)
+
+
 @pytest.mark.slow
 def test_zero_3_keeps_a_vocabulary_larger_than_the_tokenizer(tmp_path: Path) -> None:
     """ZeRO 3 partitions weights while they are built, so that their shape has no rows."""

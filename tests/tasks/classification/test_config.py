@@ -40,6 +40,7 @@ def test_a_best_checkpoint_needs_a_validation_split() -> None:
         ("train_layers", {"train_layers": 1, "method": "linear"}),
         ("layer_decay", {"layer_decay": 0.9, "method": "fine_tune", "pooling": "head"}),
         ("estimate", {"estimate": True, "method": "combined"}),
+        ("export_dtype", {"export_dtype": "bfloat16", "method": "linear"}),
     ],
 )
 def test_keys_that_do_not_go_with_the_method(key: str, values: dict[str, Any]) -> None:

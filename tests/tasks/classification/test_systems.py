@@ -403,3 +403,24 @@ def test_a_dimension_of_rounding_errors_is_left_out() -> None:
     head, bias = standard.fold(np.ones((3, 4)), np.zeros(3))
     assert np.abs(head).max() < 100
     assert vectors @ head.T + bias == pytest.approx(columns @ np.ones((4, 3)), abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["frozen", "combined", "fine_tune"])
+def test_the_encoder_of_an_exported_classifier_is_in_its_dtype(
+    tmp_path: Path, encoder: Path, method: str
+) -> None:
+    """The linear layers, which only this package reads, stay in float32."""
+    task = make_task(tmp_path, encoder, method=method, export_dtype="bfloat16")
+    model = task.build_model()
+    folder = tmp_path / "model"
+    task.export(model, model.state_dict(), folder)
+    dtypes = {weight.dtype for weight in load_file(folder / "model.safetensors").values()}
+    assert dtypes == {torch.bfloat16}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModel.from_pretrained(folder).dtype == torch.bfloat16
+
+    loaded = load_model(folder).state_dict()
+    assert loaded["head.weight"].dtype == torch.float32
+    for name, weight in model.state_dict().items():
+        rounded = weight.bfloat16() if name.startswith("encoder.") else weight
+        assert torch.equal(loaded[name], rounded.to(weight.dtype)), name

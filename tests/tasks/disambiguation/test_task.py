@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError
@@ -323,3 +324,17 @@ def test_sentences_and_windows_point_at_the_mention(make: Make) -> None:
         else:
             table, rows = task.data.table, rows_of(task, 3)
             assert words == [table.aliases[alias] for row in rows for alias in row.aliases]
+
+
+def test_an_exported_model_is_in_its_dtype(make: Make, tmp_path: Path) -> None:
+    task = make(export_dtype="float16")
+    model = task.build_model()
+    folder = tmp_path / "model"
+    task.export(model, model.state_dict(), folder)
+    dtypes = {weight.dtype for weight in load_file(folder / "model.safetensors").values()}
+    assert dtypes == {torch.float16}
+    content = json.loads((folder / "config.json").read_text())
+    assert content["dtype"] == content["mention_encoder"]["dtype"] == "float16"
+    loaded = task.load(folder).state_dict()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded[name], weight.half().float()), name

@@ -257,3 +257,13 @@ def test_a_model_that_began_with_another_is_opened_without_it(tmp_path: Path) ->
     settings = EvaluateConfig(checkpoint=[str(tmp_path)], out_dir=str(tmp_path / "report"))
     run_evaluation(settings, [locate_model(str(tmp_path))], ALONE)
     assert json.loads((tmp_path / "report/evaluation.json").read_text())["task"] == "sec"
+
+
+def test_an_exported_corrector_is_in_its_dtype(tmp_path: Path) -> None:
+    task, model = corrector(0.02)
+    task._config = SecConfig(export_dtype="bfloat16")
+    task.export(model, model.state_dict(), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    loaded = CandidateCorrection(SecConfig()).load(tmp_path).state_dict()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded[name], weight.bfloat16().float()), name
