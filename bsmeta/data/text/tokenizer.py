@@ -126,18 +126,30 @@ def count_trained_tokens(
     trained_vocabulary = read_trained_vocabulary(model_name)
     if trained_vocabulary is None:
         return None
-    if tokenizer_name is not None:
-        _refuse_other_ids(model_name, tokenizer_name, trained_vocabulary, tokenizer)
+    refuse_other_ids(model_name, tokenizer_name, tokenizer, trained_vocabulary)
     return max(trained_vocabulary.values()) + 1
 
 
-def _refuse_other_ids(
+def refuse_other_ids(
     model_name: str,
-    tokenizer_name: str,
-    trained_vocabulary: Mapping[str, int],
+    tokenizer_name: str | None,
     tokenizer: PreTrainedTokenizerBase,
+    trained_vocabulary: Mapping[str, int] | None,
 ) -> None:
-    """Refuses a tokenizer with other tokens at ids that the model was trained with."""
+    """Refuses a tokenizer with another token at an id that a pretrained model was trained with.
+
+    Args:
+        model_name: A folder, or a name on the Hub.
+        tokenizer_name: The key of this name; None: the tokenizer is the model's own.
+        tokenizer: The tokenizer of the run.
+        trained_vocabulary: The result of `read_trained_vocabulary`.
+
+    Raises:
+        ConfigurationError: With the first such ids.
+    """
+    if tokenizer_name is None or trained_vocabulary is None:
+        return
+
     token_by_id = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     differences = []
     for token, token_id in sorted(trained_vocabulary.items(), key=itemgetter(1)):

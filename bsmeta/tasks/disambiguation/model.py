@@ -36,6 +36,7 @@ from transformers.utils import ModelOutput
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.model_files import create_model, read_model_and_report, refuse_unsafe_model
 from bsmeta.core.parsing import parse_json
+from bsmeta.data.text.tokenizer import read_trained_vocabulary, refuse_other_ids
 from bsmeta.models import pretrained
 from bsmeta.models.layers import list_encoder_layers
 from bsmeta.models.shapes import find_text_shape, read_hidden_size
@@ -520,6 +521,9 @@ def _build_encoder(
 
     encoder = _strip_encoder(encoder)
     if is_real:
+        if config.model_config_file is None:
+            trained_vocabulary = read_trained_vocabulary(source)
+            refuse_other_ids(source, config.tokenizer_name, tokenizer, trained_vocabulary)
         _add_special_tokens(encoder, tokenizer)
     return encoder
 

@@ -301,7 +301,7 @@ def test_every_engine_adds_the_same_tokens_and_exports_the_same_weights(
             expected = base[name].clone()
             if len(expected) == 4224:
                 expected[num_trained:] = expected[:num_trained].mean(0)
-            torch.testing.assert_close(weight.float(), expected, rtol=2**-8, atol=1e-6, msg=name)
+            torch.testing.assert_close(weight.float(), expected, rtol=2**-8, atol=1e-5, msg=name)
 
 
 def measure_bytes(folder: Path) -> int:

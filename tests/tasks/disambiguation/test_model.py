@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +172,22 @@ def test_special_tokens_begin_as_the_separator(encoder: Path) -> None:
     for token in SPECIAL_TOKENS:
         number = tokenizer.convert_tokens_to_ids(token)
         assert torch.equal(weights[number], weights[tokenizer.sep_token_id])
+
+
+def test_a_tokenizer_with_other_ids_is_refused(encoder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(encoder, other)
+    file = other / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(content))
+    data = DisambiguationDataConfig(max_entity_length=32, window_length=32)
+    config = DisambiguationConfig(
+        model_name=str(encoder), tokenizer_name=str(other), data_config=data
+    )
+    with pytest.raises(ConfigurationError, match=r"other tokens .* at 2 of \d+ ids .*'b' instead"):
+        build_model(config, load_tokenizer(str(other)))
 
 
 @pytest.mark.parametrize("more", [{}, {"share_encoders": True, "train_in_candidates": False}])
