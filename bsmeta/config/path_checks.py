@@ -56,7 +56,8 @@ def find_model_problems(config: PretrainedConfig) -> Iterator[Problem]:
         if name is None or not is_used:
             continue
         if os.path.isdir(name) and not (Path(name) / "config.json").exists():
-            yield from _find_other_folder_problems(key, name)
+            has_weights = key == "model_name" and config.model_config_file is None
+            yield from _find_other_folder_problems(key, name, has_weights=has_weights)
         if not is_path(name) or os.path.exists(name):
             continue
 
@@ -73,11 +74,16 @@ def find_model_problems(config: PretrainedConfig) -> Iterator[Problem]:
         )
 
 
-def _find_other_folder_problems(key: str, name: str) -> Iterator[Problem]:
-    """Yields a problem if a folder without a model is an adapter, or has a model in `model/`."""
+def _find_other_folder_problems(key: str, name: str, *, has_weights: bool) -> Iterator[Problem]:
+    """Yields a problem if a folder without a model is an adapter, or has a model in `model/`.
+
+    Args:
+        has_weights: Whether the weights come from the folder, and not only a tokenizer, which an
+            adapter may have.
+    """
     folder = Path(name)
     expected = "the folder of a whole model, with config.json"
-    if (folder / "adapter_config.json").exists():
+    if has_weights and (folder / "adapter_config.json").exists():
         fix = (
             f"merge the adapter into its base: AutoPeftModelForCausalLM.from_pretrained({name!r})"
             ".merge_and_unload().save_pretrained(FOLDER), from peft; then name FOLDER"

@@ -54,6 +54,10 @@ def test_folders_without_a_whole_model_are_refused_with_the_fix(tmp_path: Path) 
         ".merge_and_unload().save_pretrained(FOLDER), from peft; then name FOLDER"
     )
 
+    only_tokenizer = {"model_config_file": "hydra.json", "tokenizer_name": str(adapter)}
+    problems = find_model_problems(CausalLMConfig(**only_tokenizer))
+    assert [problem.key for problem in problems] == ["model_config_file"]
+
     run = tmp_path / "run"
     (run / "model").mkdir(parents=True)
     (run / "model" / "config.json").write_text("{}")

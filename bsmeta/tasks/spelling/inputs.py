@@ -431,9 +431,6 @@ class TokenInputs:
     Args:
         tokenizer: A fast tokenizer.
         max_tokens: The maximum number of tokens that the encoder reads; None: no limit.
-
-    Attributes:
-        tokenizer: The tokenizer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None) -> None:
