@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +10,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
+from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerBase
 
+from bsmeta.core.errors import DataError
+from bsmeta.tasks.spelling.config import SedWordsConfig
 from bsmeta.tasks.spelling.detector import (
     Ranker,
     RankerConfig,
+    build_detector,
     compute_logits_of_words,
     compute_sequence_logit,
     compute_sequence_losses,
@@ -180,3 +185,36 @@ def test_a_text_has_an_error_if_any_word_has_one() -> None:
     assert losses.tolist() == pytest.approx([-np.log(1 - none_wrong), np.log(1 + np.exp(-3))])
     logit = compute_sequence_logit(np.array([0.0, -1.0]))
     assert 1 / (1 + np.exp(-logit)) == pytest.approx(1 - none_wrong)
+
+
+def test_a_pretrained_encoder_gets_a_new_head_and_embeddings_of_new_tokens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = bert_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "base")
+    shape = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=64,
+    )  # fmt: skip
+    BertForMaskedLM(shape).save_pretrained(tmp_path / "base")
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path / "wider")
+
+    config = SedWordsConfig(
+        model_name=str(tmp_path / "base"), tokenizer_name=str(tmp_path / "wider")
+    )
+    caplog.set_level(logging.INFO)
+    model = build_detector(config, TokenInputs(tokenizer, 16))
+    assert "2 new random weights: classifier.bias, classifier.weight" in caplog.text
+    embeddings = model.get_parameter("bert.embeddings.word_embeddings.weight").detach()
+    assert len(embeddings) == len(tokenizer)
+    torch.testing.assert_close(embeddings[-1], embeddings[:-1].mean(0), rtol=0, atol=1e-4)
+
+    file = tmp_path / "base" / "model.safetensors"
+    weights = load_file(file)
+    del weights["bert.encoder.layer.0.output.dense.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(
+        DataError, match=r"1 missing \(they would be random\): bert.encoder.layer.0"
+    ):
+        build_detector(config, TokenInputs(tokenizer, 16))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 
+from bsmeta.core.errors import DataError
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
@@ -98,3 +101,14 @@ def test_a_run_with_a_model_name_is_one_of_seq2seq(tmp_path: Path) -> None:
     task = small(tmp_path)
     assert isinstance(TASKS["sec"].make(task._config), Seq2SeqCorrection)
     assert isinstance(TASKS["sec"].make(SecConfig()), CandidateCorrection)
+
+
+def test_missing_weights_of_a_pretrained_model_are_refused(tmp_path: Path) -> None:
+    task = small(tmp_path)
+    file = tmp_path / "t5" / "model.safetensors"
+    weights = load_file(file)
+    lost = "decoder.block.0.layer.0.SelfAttention.q.weight"
+    del weights[lost]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(DataError, match=rf"1 missing \(they would be random\): {lost}"):
+        task.build_model()
