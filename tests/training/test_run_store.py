@@ -18,6 +18,7 @@ from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingErro
 from bsmeta.models.manifest import FileEntry, Manifest, describe_file, find_fault, write_manifest
 from bsmeta.training.bucket import RunBucket
 from bsmeta.training.checkpoint import FORMAT, Checkpoint, list_checkpoints
+from bsmeta.training.processes import ALONE
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.run_store import BucketStore, join_logs, list_log_parts
 from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, failing
@@ -86,7 +87,7 @@ def test_another_machine_resumes_with_the_address_alone(s3: S3Server, tmp_path: 
     for step in (1, 2, 3):
         log.write({"event": "step", "step": step})
         if step < 3:
-            first.store.publish(save(first.path, step))
+            first.store.publish(save(first.path, step), ALONE)
     assert (first.path / "checkpoint-1step/state").is_dir()
     assert not (first.path / "checkpoint-1step/state/torch.pt").exists()  # a stub
     first.store.close()
@@ -95,7 +96,7 @@ def test_another_machine_resumes_with_the_address_alone(s3: S3Server, tmp_path: 
     second = open_folder(tmp_path / "b", resume=True)
     assert [saved.step for saved in list_checkpoints(second.path)] == [1, 2]
     assert not (second.path / "checkpoint-2step/state/torch.pt").exists()
-    second.store.fetch_newest()
+    second.store.fetch_newest(ALONE)
     assert (second.path / "checkpoint-2step/state/torch.pt").read_bytes() == b"weights"
     assert not (second.path / "checkpoint-1step/state/torch.pt").exists()
 
@@ -115,13 +116,13 @@ def test_a_changed_object_is_named_and_an_earlier_checkpoint_is_used(
     first = open_folder(tmp_path / "a")
     first.begin(CausalLMConfig(), 0)
     for step in (1, 2):
-        first.store.publish(save(first.path, step))
+        first.store.publish(save(first.path, step), ALONE)
     first.store.close()
     s3.put({f"{PREFIX}/checkpoint-2step/state/torch.pt": b"Weights"})
 
     second = open_folder(tmp_path / "b", resume=True)
     with caplog.at_level(logging.WARNING):
-        second.store.fetch_newest()
+        second.store.fetch_newest(ALONE)
     assert (
         f"{URL}/checkpoint-2step/state/torch.pt: the object has changed: 7 bytes, xxh3 "
         in caplog.text
@@ -132,7 +133,7 @@ def test_a_changed_object_is_named_and_an_earlier_checkpoint_is_used(
     s3.client.delete_object(Bucket=BUCKET, Key=f"{PREFIX}/checkpoint-1step/state/torch.pt")
     (second.path / "checkpoint-1step/state/torch.pt").unlink()
     with pytest.raises(CheckpointError, match=f"{URL}/.*torch.pt: the object is missing"):
-        second.store.fetch(list_checkpoints(second.path)[0])
+        second.store.fetch(list_checkpoints(second.path)[0], ALONE)
     second.begin(CausalLMConfig(), 1)
     assert [name for name in list_names(s3) if "checkpoint-2step" in name] == []
     second.store.close()
@@ -162,7 +163,7 @@ def test_a_checkpoint_that_cannot_be_staged_is_skipped_and_deleted(
     first = open_folder(tmp_path / "a")
     first.begin(CausalLMConfig(), 0)
     for step in (1, 2):
-        first.store.publish(save(first.path, step))
+        first.store.publish(save(first.path, step), ALONE)
     first.store.close()
     if content is None:
         s3.client.delete_object(Bucket=BUCKET, Key=f"{PREFIX}/checkpoint-2step/{name}")
@@ -170,7 +171,7 @@ def test_a_checkpoint_that_cannot_be_staged_is_skipped_and_deleted(
         s3.put({f"{PREFIX}/checkpoint-2step/{name}": content})
 
     second = open_folder(tmp_path / "b", resume=True)
-    second.store.fetch_newest()
+    second.store.fetch_newest(ALONE)
     assert message in caplog.text
     assert [saved.step for saved in list_checkpoints(second.path)] == [1, 2]
     assert (second.path / "checkpoint-1step/state/torch.pt").read_bytes() == b"weights"
@@ -242,11 +243,11 @@ def test_a_second_run_is_refused_and_a_replaced_one_uploads_nothing_more(
     monkeypatch.setattr("bsmeta.training.run_store.socket.gethostname", lambda: "other")
     second = open_folder(tmp_path / "d", resume=True)
     with pytest.raises(TrainingError, match="another process has resumed or replaced this run"):
-        first.store.publish(save(first.path, 1))
+        first.store.publish(save(first.path, 1), ALONE)
     assert list_published(s3, tmp_path) == []
 
     second.begin(CausalLMConfig(), 0)
-    second.store.publish(save(second.path, 1))
+    second.store.publish(save(second.path, 1), ALONE)
     second.store.close()
     with pytest.raises(ConfigurationError, match="holds an earlier run"):
         open_folder(tmp_path / "e")
@@ -279,7 +280,7 @@ def test_a_manifest_of_another_process_ends_the_run(s3: S3Server, tmp_path: Path
     run = open_folder(tmp_path / "a")
     s3.put({f"{PREFIX}/checkpoint-1step/manifest.json": b"{}"})
     with pytest.raises(TrainingError, match="manifest.json was written by another"):
-        run.store.publish(save(run.path, 1))
+        run.store.publish(save(run.path, 1), ALONE)
     run.store.close()
 
 
