@@ -48,10 +48,17 @@ class ObjectMissingError(CheckpointError):
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object in a listing: its name below the prefix, and its size in bytes."""
+    """An object in a listing.
+
+    Attributes:
+        name: Its name below the prefix.
+        size: In bytes.
+        etag: Changes with the content.
+    """
 
     name: str
     size: int
+    etag: str = field(default="", compare=False)
 
 
 @dataclass
@@ -125,8 +132,25 @@ class RunBucket:
                 for entry in page.get("Contents", []):
                     name = entry["Key"].removeprefix(self._prefix)
                     if name and not name.endswith("/"):
-                        objects.append(StoredObject(name, entry["Size"]))
+                        objects.append(StoredObject(name, entry["Size"], entry.get("ETag", "")))
         return objects
+
+    def find_parent_with(self, name: str) -> str | None:
+        """Returns the address of a prefix above this one that has an object; None if none has.
+
+        Prefixes that the credentials do not permit to read are skipped.
+        """
+        parts = self._prefix.rstrip("/").split("/")
+        for length in range(len(parts) - 1, 0, -1):
+            parent = "/".join(parts[:length])
+            with self._convert_errors(f"reading s3://{self._bucket}/{parent}/{name}"):
+                try:
+                    self._client.head_object(Bucket=self._bucket, Key=f"{parent}/{name}")
+                    return f"s3://{self._bucket}/{parent}"
+                except self._client.exceptions.ClientError as error:
+                    if _read_status(error) not in (403, 404):
+                        raise
+        return None
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a small object; None if it does not exist."""

@@ -106,8 +106,8 @@ class RunStore:
     def check_room(self, checkpoint_bytes: int) -> None:
         """Refuses a run whose checkpoints do not fit into the local folder."""
 
-    def fetch(self, saved: Checkpoint, processes: Processes) -> None:
-        """Makes the local copies of a checkpoint complete."""
+    def fetch(self, saved: Checkpoint, processes: Processes, part: str = "") -> None:
+        """Makes the local copies of a checkpoint complete, or of a folder in it."""
 
     def fetch_newest(self, processes: Processes, last_step: int | None = None) -> None:
         """Makes the local copies of the newest intact checkpoint up to a step complete."""
@@ -222,7 +222,14 @@ class BucketStore(RunStore):
             )
 
     def _check_other_runs(self, names: list[str]) -> None:
-        """Refuses to delete other runs below the prefix."""
+        """Refuses to delete other runs below the prefix, and to begin a run below another one."""
+        outer_url = self._bucket.find_parent_with(MARK_OBJECT)
+        if outer_url is not None:
+            raise ConfigurationError(
+                f"out_dir={self._bucket.url}: it is below {outer_url}, which belongs to another "
+                "run; expected a prefix outside of it. Choose another out_dir"
+            )
+
         marks = [name for name in names if name.endswith(f"/{MARK_OBJECT}")]
         if marks:
             raise ConfigurationError(
@@ -407,14 +414,14 @@ class BucketStore(RunStore):
             else:
                 return
 
-    def fetch(self, saved: Checkpoint, processes: Processes) -> None:
+    def fetch(self, saved: Checkpoint, processes: Processes, part: str = "") -> None:
         """See `RunStore`.
 
         Raises:
             CheckpointError: If an object is missing or differs from the manifest.
         """
         if processes.on_main(lambda: self.holds(saved)):
-            self._fetch_files(saved, saved.folder.name, processes)
+            self._fetch_files(saved, saved.folder.name, processes, part)
 
     def exchange(self, rehearsed: Checkpoint, processes: Processes) -> None:
         """See `RunStore`; the objects are deleted again."""
@@ -426,11 +433,14 @@ class BucketStore(RunStore):
         processes.barrier()  # every rank has downloaded its files
         processes.on_main(lambda: self._delete_objects(_REHEARSAL_OBJECTS))
 
-    def _fetch_files(self, saved: Checkpoint, source: str, processes: Processes) -> None:
+    def _fetch_files(
+        self, saved: Checkpoint, source: str, processes: Processes, part: str = ""
+    ) -> None:
         """Makes the local copies of a checkpoint complete; the ranks of a folder divide its files.
 
         Args:
             source: The folder in the bucket.
+            part: The folder in the checkpoint whose files are needed; "": all of them.
         """
 
         def read_content() -> bytes:
@@ -442,7 +452,11 @@ class BucketStore(RunStore):
 
         def fetch_share() -> None:
             entries = read_manifest(saved.folder).files
-            sizes = {file: entry.bytes for file, entry in entries.items()}
+            sizes = {
+                file: entry.bytes
+                for file, entry in entries.items()
+                if not part or file.startswith(f"{part}/")
+            }
 
             def fetch_file(file: str) -> None:
                 path = saved.folder / file

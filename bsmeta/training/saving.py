@@ -142,7 +142,8 @@ class Saver:
             copy = self._engine.take_snapshot(with_weights=self._exports(step))
             if copy is not None:
                 write = partial(write, loop_seconds=time.perf_counter() - began)
-                copy = self._lead_folders(copy)
+                if self._processes.leaders and copy.processes.size > 1:
+                    copy = self._adapt_to_folders(copy, step)
                 self._saving = self._writer.submit(self._write_with_retries, step, copy, write)
         else:
             self._write_with_retries(step, self._live_state(), write)
@@ -151,11 +152,15 @@ class Saver:
             loop_seconds = time.perf_counter() - began
             self._uploading = self._uploader.submit(self._upload, step, began, loop_seconds)
 
-    def _lead_folders(self, copy: Snapshot) -> Snapshot:
-        """Returns a copy whose processes know which of them share a run folder."""
-        if copy.processes.size == 1:
-            return copy
-        return replace(copy, processes=replace(copy.processes, leaders=self._processes.leaders))
+    def _adapt_to_folders(self, copy: Snapshot, step: int) -> Snapshot:
+        """Adapts a copy to ranks that do not share one run folder. All ranks call it.
+
+        Rank 0 cannot read the weights of `model/` from files of other machines, so they are
+        gathered now.
+        """
+        processes = replace(copy.processes, leaders=self._processes.leaders)
+        weights = self._engine.gather_weights() if self._exports(step) else {}
+        return replace(copy, processes=processes, read_weights=lambda _: weights)
 
     def _collect_contents(
         self, step: int, trainer_state: dict[str, Any], data_state: dict[str, Any]
@@ -373,7 +378,7 @@ class Saver:
         if best is None:
             return None
         copy = Checkpoint(self._run_folder.path / best.folder.name, best.step)
-        self._store.fetch(copy, self._processes)
+        self._store.fetch(copy, self._processes, "model")
         return copy
 
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:

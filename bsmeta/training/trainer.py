@@ -437,7 +437,7 @@ class Trainer:
         exported = self.saver.find_exported_checkpoint() or self._last_checkpoint
         assert exported is not None  # `_run_loop` has saved the last step
         if self.processes.leaders:
-            self.run_folder.store.fetch(exported, self.processes)
+            self.run_folder.store.fetch(exported, self.processes, "model")
         context = FinishContext(
             self.processes.rank,
             self.processes.size,

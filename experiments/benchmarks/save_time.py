@@ -1,16 +1,19 @@
 """Measures the time that saves take from the training loop, with two processes on the CPU.
 
     python experiments/benchmarks/save_time.py saves=3 every=8 [engines=zero2,zero3] \
-        [keys of train.py]
+        [bucket=true] [layers=12 width=768] [keys of train.py]
 
 starts `train.py` for each engine (by default `ddp` and `fsdp2`), with a new GPT-2 of 124 million
 weights (12 layers, 768 wide) and AdamW in float32, on the sample: once with `async_save=false` and
 once with `true`. Under DeepSpeed, it starts a single run, in which every other checkpoint has
-`model/` (`export_steps`). Prints a JSON line for each run, there for each kind of checkpoint, with
-medians over its saves, except the last one, which the end of the run waits for:
+`model/` (`export_steps`). With `bucket=true`, every run has `async_save=true`, the first one in a
+folder, and the second one in a bucket on a local server (moto), another process of this machine
+that keeps the objects in main memory. Prints a JSON line for each run, under DeepSpeed for each
+kind of checkpoint, with medians over its saves, except the last one, which the end of the run waits
+for:
 
     pause_s: what a save took from the loop (`loop_seconds` of its event)
-    write_s: from its start until the checkpoint was complete (`seconds`)
+    write_s: from its start until the checkpoint was complete, and uploaded (`seconds`)
     step_s: a step while no save was in progress
     slower_s: how much longer the steps beside a save took than as many others
     lost: (pause_s + slower_s) / one minute: the share of time lost at one save per minute
@@ -19,10 +22,14 @@ medians over its saves, except the last one, which the end of the run waits for:
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,14 +37,22 @@ from typing import Any
 import yaml
 from common import own_arguments
 
+from bsmeta.config.run_location import name_local_folder
+
 ROOT = Path(__file__).resolve().parents[2]
-OWN_KEYS = {"saves": "3", "every": "8", "engines": "ddp,fsdp2"}
+OWN_KEYS = {
+    "saves": "3",
+    "every": "8",
+    "engines": "ddp,fsdp2",
+    "bucket": "false",
+    "layers": "12",
+    "width": "768",
+}
+BUCKET = "benchmark"
 ENGINES = {"ddp": "cpu", "fsdp2": "cpu_fsdp2", "zero2": "cpu_zero2", "zero3": "cpu_zero2"}
 MODEL = {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
-    "n_layer": 12,
-    "n_embd": 768,
     "n_head": 12,
     "n_positions": 1024,
     "vocab_size": 50257,
@@ -72,11 +87,53 @@ def launch_file(engine: str, folder: Path) -> Path:
     return folder / "zero3.yaml"
 
 
+@contextmanager
+def run_server() -> Iterator[None]:
+    """Context with a local server, and the variables by which a run finds it."""
+    command = [sys.executable, "-P", "-m", "moto.server", "--port", "0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        endpoint = ""
+        while not endpoint:
+            line = server.stderr.readline()
+            assert line, "the server has ended"
+            _, mark, address = line.partition("Running on ")
+            endpoint = address.strip() if mark else ""
+        drain = threading.Thread(target=server.stderr.read, daemon=True)
+        drain.start()
+
+        os.environ |= {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "benchmark",
+            "AWS_SECRET_ACCESS_KEY": "benchmark",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
+        urllib.request.urlopen(request).close()
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def train(launch: Path, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
     """Runs `train.py` and returns the events of its log."""
+    return _train(launch, str(folder), folder, overrides)
+
+
+def train_in_bucket(launch: Path, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    """Runs `train.py` in the bucket of `run_server`; returns the events of its log."""
+    url = f"s3://{BUCKET}/{folder.name}"
+    staging = [f"staging_dir={folder}"]
+    return _train(launch, url, folder / name_local_folder(url), [*overrides, *staging])
+
+
+def _train(launch: Path, out_dir: str, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    """Runs `train.py`, and reads its log in a folder."""
     command = [sys.executable, "-P", "-m", "accelerate.commands.launch"]
     command += ["--config_file", str(launch)]
-    command += [str(ROOT / "bsmeta/train.py"), "--config-name", "demo", f"out_dir={folder}"]
+    command += [str(ROOT / "bsmeta/train.py"), "--config-name", "demo", f"out_dir={out_dir}"]
     subprocess.run([*command, *overrides], check=True, stdout=sys.stderr)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -130,6 +187,19 @@ def results(engine: str, keys: list[str], every: int, steps: int, folder: Path) 
         yield {"engine": engine, "async_save": aside == "true"} | summary(events, every)
 
 
+def bucket_results(
+    engine: str, keys: list[str], every: int, steps: int, folder: Path
+) -> Iterator[Any]:
+    """Trains in a folder and in a bucket, and yields what the asynchronous saves of each took."""
+    launch = launch_file(engine, folder)
+    own = [f"max_train_steps={steps}", "async_save=true"]
+    events = train(launch, folder / engine, [*keys, *own])
+    yield {"engine": engine, "bucket": False} | summary(events, every)
+    with run_server():
+        events = train_in_bucket(launch, folder / f"{engine}-bucket", [*keys, *own])
+    yield {"engine": engine, "bucket": True} | summary(events, every)
+
+
 def main() -> None:
     """Trains under each engine and prints the results."""
     own = own_arguments(OWN_KEYS)
@@ -137,11 +207,13 @@ def main() -> None:
     steps = every * (int(own["saves"]) + 1)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "config.json"
-        model.write_text(json.dumps(MODEL))
+        size = {"n_layer": int(own["layers"]), "n_embd": int(own["width"])}
+        model.write_text(json.dumps(MODEL | size))
         keys = [*SMALL_STEPS, f"model_config_file={model}", f"save_steps={every}"]
         keys += ["num_warmup_steps=0", *sys.argv[1:]]
         for engine in own["engines"].split(","):
-            for result in results(engine, keys, every, steps, Path(folder)):
+            measure = bucket_results if own["bucket"] == "true" else results
+            for result in measure(engine, keys, every, steps, Path(folder)):
                 print(json.dumps(result), flush=True)
 
 

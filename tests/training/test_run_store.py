@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingError
+from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from bsmeta.models.manifest import FileEntry, Manifest, describe_file, find_fault, write_manifest
 from bsmeta.training.bucket import RunBucket
 from bsmeta.training.checkpoint import FORMAT, Checkpoint, list_checkpoints
@@ -22,6 +23,7 @@ from bsmeta.training.processes import ALONE
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.run_store import BucketStore, join_logs, list_log_parts
 from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, failing
+from tests.launching.networks import free_port
 from tests.warm import Warm
 
 PREFIX = "runs/first"
@@ -231,6 +233,21 @@ def test_a_run_below_the_prefix_is_not_deleted(s3: S3Server, tmp_path: Path) -> 
     open_folder(tmp_path / "b", resume=True).store.close()
 
 
+def test_a_run_below_another_one_is_refused(s3: S3Server, tmp_path: Path) -> None:
+    open_folder(tmp_path / "a").store.close()
+    inner = RunBucket(f"{URL}/seeds/1")
+    refusal = rf"out_dir={URL}/seeds/1: it is below {URL}, which belongs to another run; expected"
+    with pytest.raises(ConfigurationError, match=refusal):
+        BucketStore(tmp_path / "b", inner).open(resume=False, overwrite=True)
+    assert inner.list_objects() == []
+
+    s3.faults = [failing(403, "AccessDenied", 9, matches("HEAD", "run.txt"))]
+    assert inner.find_parent_with(".bsmeta-run/run.txt") is None
+    s3.faults = [failing(503, "SlowDown", 9, matches("HEAD", "run.txt"))]
+    with pytest.raises(DataError, match=f"reading {URL}/seeds/.bsmeta-run/run.txt"):
+        inner.find_parent_with(".bsmeta-run/run.txt")
+
+
 def test_a_second_run_is_refused_and_a_replaced_one_uploads_nothing_more(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,3 +433,122 @@ def test_two_ranks_save_in_a_thread_and_resume_elsewhere(
     assert list_published(s3, tmp_path) == [6, 12]
     parts = list_log_parts(list_names(s3))["metrics.jsonl"]
     assert sorted(read_losses(join_logs(RunBucket(URL), parts))) == [*range(1, 13)]
+
+
+def start_machines(tmp_path: Path, *keys: str, **environment: str) -> list[Warm]:
+    """Starts two processes that share no folder, like those of two machines."""
+    port = free_port()
+    machines = []
+    for rank in range(2):
+        variables = {
+            "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "RANK": str(rank), "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment,
+        }  # fmt: skip
+        machines.append(start(tmp_path / f"machine-{rank}", *keys, **variables))
+    return machines
+
+
+def end_machines(machines: list[Warm]) -> list[tuple[int, str]]:
+    """Waits for processes; returns their exit codes and errors."""
+    errors = [machine.communicate()[1] for machine in machines]
+    return [(machine.wait(), text) for machine, text in zip(machines, errors, strict=True)]
+
+
+def list_uploads(s3: S3Server) -> list[str]:
+    """Lists the objects of checkpoints that were uploaded, in order."""
+    prefix = f"/{BUCKET}/{PREFIX}/checkpoint-"
+    paths = [path.partition("?")[0] for method, path, _ in s3.requests if method == "PUT"]
+    return [path.removeprefix(f"/{BUCKET}/{PREFIX}/") for path in paths if path.startswith(prefix)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_two_machines_without_a_shared_folder_save_and_resume(
+    engine: str, s3: S3Server, tmp_path: Path
+) -> None:
+    keys = ("async_save=true", "log_documents=true")
+    environment = {"TOY_ZERO_STAGE": "fsdp2"} if engine == "fsdp2" else {}
+    ended = end_machines(start_machines(tmp_path, *keys, "max_train_steps=8", **environment))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert list_published(s3, tmp_path) == [8]
+    assert not [name for name in list_names(s3) if "rehearsal" in name or "claim" in name]
+    uploads = list_uploads(s3)
+    assert uploads.count("checkpoint-8step/manifest.json") == 1
+    assert uploads[-1] == "checkpoint-8step/manifest.json"
+
+    [second] = (tmp_path / "machine-1/runs/staging").iterdir()
+    staged = {path.name for path in (second / "checkpoint-8step/state").glob("*")}
+    if engine == "fsdp2":
+        assert staged == {"__1_0.distcp"}  # the shards of its own rank, which it has uploaded
+    else:
+        assert not (second / "checkpoint-8step/state").exists()
+
+    shutil.rmtree(tmp_path / "machine-0")  # another machine takes its place
+    ended = end_machines(start_machines(tmp_path, *keys, RESUME, **environment))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert list_published(s3, tmp_path) == [8, 12]
+    parts = list_log_parts(list_names(s3))
+    assert sorted(read_losses(join_logs(RunBucket(URL), parts["metrics.jsonl"]))) == [*range(1, 13)]
+    for rank in range(2):
+        lines = join_logs(RunBucket(URL), parts[f"documents-rank{rank}.jsonl"]).splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [*range(1, 13)]
+        assert f"rank {rank} of 2".encode() in join_logs(
+            RunBucket(URL), parts[f"log-rank{rank}.txt"]
+        )
+
+
+@pytest.mark.long
+def test_a_failed_upload_of_the_second_machine_fails_the_save_on_both(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    s3.faults = [failing(503, "SlowDown", 99, matches("PUT", "checkpoint-8step/state/__1_0"))]
+    ended = end_machines(start_machines(tmp_path, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [2, 2], ended
+    for _, errors in ended:
+        assert "writing checkpoint-8step/state/__1_0.distcp" in errors
+    assert list_published(s3, tmp_path) == [4]
+
+    s3.faults = []
+    ended = end_machines(start_machines(tmp_path, RESUME, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert list_published(s3, tmp_path) == [4, 12]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["checkpoint-8step/state/__1_0", "checkpoint-8step/manifest"])
+def test_a_machine_that_is_killed_in_a_save_leaves_the_earlier_checkpoint(
+    path: str, s3: S3Server, tmp_path: Path
+) -> None:
+    machines = start_machines(tmp_path, TOY_ZERO_STAGE="fsdp2")
+    is_reached = matches("PUT", path)
+
+    def kill(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
+        if not is_reached(environ):
+            return None
+        os.kill(machines["__1_0" in path].pid, signal.SIGKILL)
+        return 503, {}, b""
+
+    s3.faults = [kill]
+    codes = [code for code, _ in end_machines(machines)]
+    assert -signal.SIGKILL in codes
+    assert 0 not in codes
+    assert list_published(s3, tmp_path) == [4]
+
+    s3.faults = []
+    ended = end_machines(start_machines(tmp_path, RESUME, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert list_published(s3, tmp_path) == [4, 12]
+
+
+@pytest.mark.long
+def test_a_changed_object_on_one_machine_is_skipped_by_both(s3: S3Server, tmp_path: Path) -> None:
+    """Only the second machine downloads the changed object: the first still has its copy."""
+    keys = ("keep_last_checkpoints=0", "max_train_steps=8")
+    ended = end_machines(start_machines(tmp_path, *keys, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    s3.put({f"{PREFIX}/checkpoint-8step/state/__0_0.distcp": b"changed"})
+
+    ended = end_machines(start_machines(tmp_path, *keys, RESUME, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "checkpoint-8step/state/__0_0.distcp: the object has changed" in ended[0][1]
+    assert list_published(s3, tmp_path) == [4, 8]
