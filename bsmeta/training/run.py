@@ -145,9 +145,8 @@ def _train_and_export(
     watchdog.enter("checking which processes share out_dir")
     if is_in_bucket(config.out_dir):
         processes = replace(processes, leaders=find_leaders(folder.path, processes))
-        resume_key = config.resume_from_checkpoint_dir
-        may_resume_here = processes.broadcast(may_resume(resume_key, folder.path))
-        folder.join(processes, resume=may_resume_here)
+        is_resumed = may_resume(config.resume_from_checkpoint_dir, folder.path)
+        folder.join(processes, resume=processes.broadcast(is_resumed))
     else:
         check_is_shared(folder.path, processes)
 

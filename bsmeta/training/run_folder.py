@@ -279,7 +279,7 @@ class RunFolder:
 
     Attributes:
         store: Publishes the folder; by default, the folder is its own publication.
-        leaders: The ranks that have opened a folder of their own; see `Processes`.
+        leaders: For each rank, the lowest rank with the same folder, as in `Processes`.
         process_log: The log of this process, which is restored with the folder.
     """
 

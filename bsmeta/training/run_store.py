@@ -95,7 +95,7 @@ class RunStore:
         """Makes a locked local folder agree with a store that rank 0 has claimed."""
 
     def join(self, processes: Processes) -> None:
-        """Tells the leaders of all run folders about the claim of rank 0."""
+        """Shares the claim of rank 0 with the leaders of all run folders."""
 
     def delete_later(self, step: int) -> None:
         """Deletes the published checkpoints after the step that a run continues from."""
@@ -289,7 +289,8 @@ class BucketStore(RunStore):
             return
 
         names = [entry.name for entry in self._bucket.list_objects()]
-        folders = (name.removesuffix(f"/{MANIFEST}") for name in names if name.endswith(MANIFEST))
+        manifests = (name for name in names if name.endswith(f"/{MANIFEST}"))
+        folders = (name.removesuffix(f"/{MANIFEST}") for name in manifests)
         self._committed = {*filter(CHECKPOINT_NAME.fullmatch, folders)}
         self._stage_objects(names)
 
@@ -329,7 +330,7 @@ class BucketStore(RunStore):
             self._log_start = max(self._log_start, int(match[2]) + 1)
 
     def join(self, processes: Processes) -> None:
-        """See `RunStore`; the other ranks then publish the logs of the machine that they lead."""
+        """See `RunStore`; a leader publishes the logs of its ranks only while the claim is held."""
         self._rank = processes.rank
         self._leaders = processes.leaders
         claim = (self._claim_name, self._claim, self._log_start)
@@ -352,13 +353,13 @@ class BucketStore(RunStore):
         for folder in sorted(self._committed):
             match = CHECKPOINT_NAME.fullmatch(folder)
             if match is not None and int(match[1]) > step:
-                logger.warning(
-                    "resuming from step %d: the later %s/%s is deleted",
-                    step,
-                    self._bucket.url,
-                    folder,
-                )
                 if self._rank == 0:
+                    logger.warning(
+                        "resuming from step %d: the later %s/%s is deleted",
+                        step,
+                        self._bucket.url,
+                        folder,
+                    )
                     self._delete_objects(folder)
                 shutil.rmtree(self.folder / folder, ignore_errors=True)
 

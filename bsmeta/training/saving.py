@@ -141,9 +141,9 @@ class Saver:
         if self._config.async_save:
             copy = self._engine.take_snapshot(with_weights=self._exports(step))
             if copy is not None:
-                write = partial(write, loop_seconds=time.perf_counter() - began)
                 if self._processes.leaders and copy.processes.size > 1:
                     copy = self._adapt_to_folders(copy, step)
+                write = partial(write, loop_seconds=time.perf_counter() - began)
                 self._saving = self._writer.submit(self._write_with_retries, step, copy, write)
         else:
             self._write_with_retries(step, self._live_state(), write)
@@ -253,9 +253,14 @@ class Saver:
         """Writes and commits a checkpoint in a folder; all of the source's processes call it."""
         writer = checkpoint.Writer(out_dir, contents.step, source.processes)
         source.write(writer.folder / "state")
-        weights = None
-        if self._exports(contents.step):
+        weights: dict[str, torch.Tensor] | None = None
+
+        def read_weights() -> None:
+            nonlocal weights
             weights = source.read_weights(writer.folder / "state")
+
+        if self._exports(contents.step):
+            source.processes.run_on_all(read_weights)  # rank 0 may fail alone
 
         def write_contents() -> None:
             for rank, states in enumerate(contents.rng_states):

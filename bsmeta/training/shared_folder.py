@@ -113,12 +113,12 @@ def find_leaders(folder: Path, processes: Processes) -> tuple[int, ...]:
             _name_token(token, rank).unlink(missing_ok=True)
 
     leaders = tuple(lowest_ranks[first_rank] for first_rank in first_ranks)
-    for rank, leader in enumerate(leaders):
+    for follower, leader in enumerate(leaders):
         if leaders[leader] != leader:
             raise ConfigurationError(
-                f"staging_dir: rank {rank} finds the files of rank {leader}, which does not find "
-                f"those of rank {leaders[leader]} in the same folder; expected a local folder on "
-                "each machine, or a folder that all machines share. Choose another staging_dir"
+                f"staging_dir: rank {follower} finds the files of rank {leader}, which finds those "
+                f"of rank {leaders[leader]}, which rank {follower} does not find; expected a local "
+                "folder on each machine, or one that all machines share. Choose another staging_dir"
             )
     return leaders if any(leaders) else ()
 
