@@ -7,8 +7,8 @@ starts `train.py` for each engine (by default `ddp` and `fsdp2`), with a new GPT
 weights (12 layers, 768 wide) and AdamW in float32, on the sample: once with `async_save=false` and
 once with `true`. Under DeepSpeed, it starts a single run, in which every other checkpoint has
 `model/` (`export_steps`). With `bucket=true`, every run has `async_save=true`, the first one in a
-folder, and the second one in a bucket on a local server (moto), another process of this machine
-that keeps the objects in main memory. Prints a JSON line for each run, under DeepSpeed for each
+folder, and the second one in a bucket on a local server (`bucket_sink.py`), which discards what it
+receives. Prints a JSON line for each run, under DeepSpeed for each
 kind of checkpoint, with medians over its saves, except the last one, which the end of the run waits
 for:
 
@@ -26,8 +26,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,27 +88,16 @@ def launch_file(engine: str, folder: Path) -> Path:
 @contextmanager
 def run_server() -> Iterator[None]:
     """Context with a local server, and the variables by which a run finds it."""
-    command = [sys.executable, "-P", "-m", "moto.server", "--port", "0"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, str(Path(__file__).with_name("bucket_sink.py"))]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert server.stderr is not None
-        endpoint = ""
-        while not endpoint:
-            line = server.stderr.readline()
-            assert line, "the server has ended"
-            _, mark, address = line.partition("Running on ")
-            endpoint = address.strip() if mark else ""
-        drain = threading.Thread(target=server.stderr.read, daemon=True)
-        drain.start()
-
+        assert server.stdout is not None
         os.environ |= {
-            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ENDPOINT_URL": server.stdout.readline().strip(),
             "AWS_ACCESS_KEY_ID": "benchmark",
             "AWS_SECRET_ACCESS_KEY": "benchmark",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
-        request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
-        urllib.request.urlopen(request).close()
         yield
     finally:
         server.terminate()
