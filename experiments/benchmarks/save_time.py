@@ -8,9 +8,8 @@ weights (12 layers, 768 wide) and AdamW in float32, on the sample: once with `as
 once with `true`. Under DeepSpeed, it starts a single run, in which every other checkpoint has
 `model/` (`export_steps`). With `bucket=true`, every run has `async_save=true`, the first one in a
 folder, and the second one in a bucket on a local server (`bucket_sink.py`), which discards what it
-receives. Prints a JSON line for each run, under DeepSpeed for each
-kind of checkpoint, with medians over its saves, except the last one, which the end of the run waits
-for:
+receives. Prints a JSON line for each run, under DeepSpeed for each kind of checkpoint, with medians
+over its saves, except the last one, which the end of the run waits for:
 
     pause_s: what a save took from the loop (`loop_seconds` of its event)
     write_s: from its start until the checkpoint was complete, and uploaded (`seconds`)
@@ -87,7 +86,7 @@ def launch_file(engine: str, folder: Path) -> Path:
 
 @contextmanager
 def run_server() -> Iterator[None]:
-    """Context with a local server, and the variables by which a run finds it."""
+    """Context with a local server, and the environment variables by which a run uses it."""
     command = [sys.executable, str(Path(__file__).with_name("bucket_sink.py"))]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -19,11 +19,12 @@ from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError, T
 from bsmeta.models.manifest import FileEntry, Manifest, describe_file, find_fault, write_manifest
 from bsmeta.training.bucket import RunBucket
 from bsmeta.training.checkpoint import FORMAT, Checkpoint, list_checkpoints
-from bsmeta.training.processes import ALONE
+from bsmeta.training.processes import ALONE, Processes
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.run_store import BucketStore, join_logs, list_log_parts
 from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, failing
 from tests.launching.networks import free_port
+from tests.training.rank_threads import run_ranks
 from tests.warm import Warm
 
 PREFIX = "runs/first"
@@ -309,6 +310,72 @@ def test_two_checkpoints_must_fit(s3: S3Server, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"staging_dir: .* free; expected"):
         run.store.check_room(10**18)
     run.store.close()
+
+
+def test_ranks_of_two_folders_upload_and_download_their_shares(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    runs = [RunFolder(folder, BucketStore(folder, RunBucket(URL))) for folder in folders]
+    for folder in folders:
+        folder.mkdir()
+    runs[0].open(CausalLMConfig(), resume=False, overwrite=False)
+    leaders = (0, 1)
+    run_ranks(2, lambda processes: runs[processes.rank].join(processes, resume=False), leaders)
+
+    saved = [save(folder, 1) for folder in folders]
+    for folder in folders:
+        (folder / "checkpoint-1step/state/torch.pt").rename(folder / "torch.pt")
+    (folders[1] / "torch.pt").rename(folders[1] / "checkpoint-1step/state/torch.pt")
+    (folders[0] / "torch.pt").unlink()
+
+    def publish(processes: Processes) -> str:
+        try:
+            runs[processes.rank].store.publish(saved[processes.rank], processes)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    s3.faults = [failing(503, "SlowDown", 99, matches("PUT", "state/torch.pt"))]
+    errors = run_ranks(2, publish, leaders)
+    assert errors == [errors[0]] * 2
+    assert f"{URL}: writing checkpoint-1step/state/torch.pt: " in errors[0]
+    assert list_published(s3, tmp_path) == []
+
+    s3.faults = []
+    s3.requests.clear()
+    assert run_ranks(2, publish, leaders) == ["", ""]
+    assert list_published(s3, tmp_path) == [1]
+    assert sorted(list_uploads(s3)) == [
+        "checkpoint-1step/config.yaml",
+        "checkpoint-1step/data_state.json",
+        "checkpoint-1step/manifest.json",
+        "checkpoint-1step/state/torch.pt",
+        "checkpoint-1step/trainer_state.json",
+    ]
+
+    assert not (folders[0] / "checkpoint-1step/state/torch.pt").exists()
+    shutil.rmtree(folders[1] / "checkpoint-1step")
+    run_ranks(
+        2, lambda processes: runs[processes.rank].store.fetch(saved[processes.rank], processes),
+        leaders,
+    )  # fmt: skip
+    for folder in folders:
+        assert (folder / "checkpoint-1step/state/torch.pt").read_bytes() == b"weights"
+
+    (folders[1] / "checkpoint-1step/state/torch.pt").unlink()
+    s3.put({f"{PREFIX}/checkpoint-1step/state/torch.pt": b"Weights"})
+
+    def fetch(processes: Processes) -> str:
+        with pytest.raises(CheckpointError) as refusal:
+            runs[processes.rank].store.fetch(saved[processes.rank], processes)
+        return str(refusal.value)
+
+    errors = run_ranks(2, fetch, leaders)
+    assert errors == [errors[0]] * 2
+    assert "checkpoint-1step/state/torch.pt: the object has changed" in errors[0]
+    runs[1].store.close()
+    runs[0].store.close()
 
 
 def start(folder: Path, *keys: str, out_dir: str = URL, **environment: str) -> Warm:
