@@ -118,7 +118,10 @@ class RunBucket:
             retries: dict[str, Any] = {"mode": "standard"}
             if "AWS_MAX_ATTEMPTS" not in os.environ:
                 retries["total_max_attempts"] = ATTEMPTS
-            self._client = session.create_client("s3", config=Config(retries=retries))
+            # Without TLS, botocore would hash each body again for its signature, which includes the
+            # SHA-256 of the content anyway.
+            settings = {"payload_signing_enabled": False}
+            self._client = session.create_client("s3", config=Config(retries=retries, s3=settings))
 
     def list_objects(self, folder: str = "") -> list[StoredObject]:
         """Lists the objects whose names begin with `folder`.

@@ -16,6 +16,7 @@ over its saves, except the last one, which the end of the run waits for:
     step_s: a step while no save was in progress
     slower_s: how much longer the steps beside a save took than as many others
     lost: (pause_s + slower_s) / one minute: the share of time lost at one save per minute
+    cpu_s_per_gb: CPU time of an upload to the bucket, without TLS, in seconds per GB
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +37,7 @@ import yaml
 from common import own_arguments
 
 from bsmeta.config.run_location import name_local_folder
+from bsmeta.training.bucket import RunBucket
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_KEYS = {
@@ -46,6 +49,7 @@ OWN_KEYS = {
     "width": "768",
 }
 BUCKET = "benchmark"
+UPLOAD_BYTES = 256_000_000
 ENGINES = {"ddp": "cpu", "fsdp2": "cpu_fsdp2", "zero2": "cpu_zero2", "zero3": "cpu_zero2"}
 MODEL = {
     "architectures": ["GPT2LMHeadModel"],
@@ -173,6 +177,17 @@ def results(engine: str, keys: list[str], every: int, steps: int, folder: Path) 
         yield {"engine": engine, "async_save": aside == "true"} | summary(events, every)
 
 
+def measure_upload(folder: Path) -> float:
+    """Returns the CPU seconds that this process needs to upload a GB to `run_server`."""
+    file = folder / "random"
+    file.write_bytes(os.urandom(UPLOAD_BYTES))
+    bucket = RunBucket(f"s3://{BUCKET}/upload")
+    bucket.upload("warm-up", file)
+    began = time.process_time()
+    bucket.upload("random", file)
+    return (time.process_time() - began) / UPLOAD_BYTES * 1e9
+
+
 def bucket_results(
     engine: str, keys: list[str], every: int, steps: int, folder: Path
 ) -> Iterator[Any]:
@@ -182,8 +197,10 @@ def bucket_results(
     events = train(launch, folder / engine, [*keys, *own])
     yield {"engine": engine, "bucket": False} | summary(events, every)
     with run_server():
+        cpu_s_per_gb = round(measure_upload(folder), 2)
         events = train_in_bucket(launch, folder / f"{engine}-bucket", [*keys, *own])
-    yield {"engine": engine, "bucket": True} | summary(events, every)
+    cost = summary(events, every) | {"cpu_s_per_gb": cpu_s_per_gb}
+    yield {"engine": engine, "bucket": True} | cost
 
 
 def main() -> None:
