@@ -188,7 +188,7 @@ class Writer:
         """
         self._processes.barrier()  # every rank has written its files
 
-        files = select_unique_files(self._measure_files(), self._processes)
+        files = select_unique_files(self._measure_files, self._processes)
         entries_by_rank = self._processes.run_on_all(
             lambda: {
                 file: self._describe_file(file) for file in divide_files(files, self._processes)
@@ -437,15 +437,17 @@ def _find_unused_path(path: Path) -> Path:
     return candidate
 
 
-def select_unique_files(sizes: dict[str, int], processes: Processes) -> dict[str, int]:
+def select_unique_files(
+    measure_files: Callable[[], dict[str, int]], processes: Processes
+) -> dict[str, int]:
     """Selects the files of this rank's folder that the folder of no lower rank has.
 
     All ranks call it, and get the same result if they share a folder.
 
     Args:
-        sizes: Bytes of each file in the folder; the lists of the leaders count.
+        measure_files: Returns the bytes of each file in the folder; the leaders call it.
     """
-    sizes_by_rank = processes.gather(sizes if processes.is_leader else {})
+    sizes_by_rank = processes.run_on_all(lambda: measure_files() if processes.is_leader else {})
     earlier_files: set[str] = set()
     for sizes_of_rank in sizes_by_rank[: processes.leader]:
         earlier_files.update(sizes_of_rank)

@@ -494,10 +494,15 @@ class BucketStore(RunStore):
             target: The folder in the bucket.
         """
         entries = processes.on_main(lambda: read_manifest(saved.folder).files)
-        sizes = {
-            file: entry.bytes for file, entry in entries.items() if (saved.folder / file).is_file()
-        }
-        share = divide_files(select_unique_files(sizes, processes), processes)
+
+        def measure_files() -> dict[str, int]:
+            return {
+                file: entry.bytes
+                for file, entry in entries.items()
+                if (saved.folder / file).is_file()
+            }
+
+        share = divide_files(select_unique_files(measure_files, processes), processes)
         files = {f"{target}/{file}": saved.folder / file for file in share}
 
         def upload_share() -> list[str]:

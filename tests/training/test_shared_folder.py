@@ -120,7 +120,9 @@ def test_files_are_divided_by_size_among_the_ranks_that_share_them() -> None:
     folders = [{"a": 1, "b": 2}, {}, {"b": 2, "c": 3}, {}]
     leaders = (0, 0, 2, 2)
     files = run_ranks(
-        4, lambda processes: select_unique_files(folders[processes.rank], processes), leaders
+        4,
+        lambda processes: select_unique_files(lambda: folders[processes.rank], processes),
+        leaders,
     )
     assert files == [{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"c": 3}, {"c": 3}]
     shares = run_ranks(4, lambda processes: divide_files(files[processes.rank], processes), leaders)
