@@ -529,12 +529,13 @@ def list_uploads(s3: S3Server) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero2"])
 def test_two_machines_without_a_shared_folder_save_and_resume(
     engine: str, s3: S3Server, tmp_path: Path
 ) -> None:
-    keys = ("async_save=true", "log_documents=true")
-    environment = {"TOY_ZERO_STAGE": "fsdp2"} if engine == "fsdp2" else {}
+    keys = (f"async_save={'false' if engine == 'zero2' else 'true'}", "log_documents=true")
+    stages = {"fsdp2": "fsdp2", "zero2": "2"}
+    environment = {"TOY_ZERO_STAGE": stages[engine]} if engine in stages else {}
     ended = end_machines(start_machines(tmp_path, *keys, "max_train_steps=8", **environment))
     assert [code for code, _ in ended] == [0, 0], ended
     assert list_published(s3, tmp_path) == [8]
@@ -544,11 +545,13 @@ def test_two_machines_without_a_shared_folder_save_and_resume(
     assert uploads[-1] == "checkpoint-8step/manifest.json"
 
     [second] = (tmp_path / "machine-1/runs/staging").iterdir()
-    staged = {path.name for path in (second / "checkpoint-8step/state").glob("*")}
-    if engine == "fsdp2":
-        assert staged == {"__1_0.distcp"}  # the shards of its own rank, which it has uploaded
-    else:
-        assert not (second / "checkpoint-8step/state").exists()
+    staged = {path.name for path in (second / "checkpoint-8step/state").rglob("*.*")}
+    shards = {  # of its own rank, which it has uploaded
+        "ddp": set(),
+        "fsdp2": {"__1_0.distcp"},
+        "zero2": {"zero_pp_rank_1_mp_rank_00_optim_states.pt"},
+    }
+    assert staged == shards[engine]
 
     shutil.rmtree(tmp_path / "machine-0")  # another machine takes its place
     ended = end_machines(start_machines(tmp_path, *keys, RESUME, **environment))
