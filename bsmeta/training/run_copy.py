@@ -237,8 +237,10 @@ class RunCopy:
         content = b""
         new_parts = parts
         if is_beginning and copied:
-            content = (self.folder / log).read_bytes()
-            new_parts = parts[len(copied) :]
+            earlier_lines = (self.folder / log).read_bytes()
+            if self._find_copied_etags(log) == copied:  # no other process has replaced it meanwhile
+                content = earlier_lines
+                new_parts = parts[len(copied) :]
         path = join_inside(self.folder, log, self.url)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(path) as temporary:
