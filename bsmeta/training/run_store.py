@@ -39,6 +39,7 @@ from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from bsmeta.core.files import format_bytes, measure_free_bytes, replace_atomically
 from bsmeta.core.parsing import parse_json
+from bsmeta.core.secrets import format_url
 from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
 from bsmeta.training.bucket import ObjectExistsError, ObjectMissingError, RunBucket
 from bsmeta.training.checkpoint import (
@@ -226,8 +227,8 @@ class BucketStore(RunStore):
         outer_url = self._bucket.find_parent_with(MARK_OBJECT)
         if outer_url is not None:
             raise ConfigurationError(
-                f"out_dir={self._bucket.url}: it is below {outer_url}, which belongs to another "
-                "run; expected a prefix outside of it. Choose another out_dir"
+                f"out_dir={self._bucket.url}: it is below {format_url(outer_url)}, which belongs "
+                "to another run; expected a prefix outside of it. Choose another out_dir"
             )
 
         marks = [name for name in names if name.endswith(f"/{MARK_OBJECT}")]
