@@ -72,6 +72,18 @@ def test_the_benchmark_of_saves_prints_a_result_for_each_engine(launch: Launch) 
             assert result["slower_s"] == 0
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_saves_uploads_to_a_bucket(launch: Launch) -> None:
+    keys = [f"model_config_file={REPOSITORY}/examples/model/config.json", "saves=1", "every=2"]
+    keys += ["engines=ddp", "bucket=true"]
+    done = launch(EXPERIMENTS / "benchmarks" / "save_time.py", *keys)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(result["engine"], result["bucket"]) for result in results] == [
+        ("ddp", False), ("ddp", True),
+    ]  # fmt: skip
+    assert all(result["pause_s"] < result["write_s"] for result in results)
+
+
 def test_the_scores_of_extractors_are_printed_as_a_table(launch: Launch) -> None:
     pages = REPOSITORY / "examples" / "rawpages" / "raw-000.jsonl.gz"
     table = launch(EXPERIMENTS / "content_f1.py", str(pages), "1").stdout.splitlines()

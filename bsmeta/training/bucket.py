@@ -12,9 +12,10 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,6 +33,7 @@ ATTEMPTS = 10
 """Attempts of a request, unless AWS_MAX_ATTEMPTS is set; botocore waits up to 20 s between two."""
 
 _BLOCK_BYTES = 1 << 20
+_NUM_UPLOADS = 4  # files and parts that are uploaded at a time
 _REFUSED_STATUSES = (400, 401, 403, 404)
 _INTERRUPTION_CODES = ("RequestTimeout", "IncompleteBody", "BadDigest")
 
@@ -46,10 +48,35 @@ class ObjectMissingError(CheckpointError):
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object in a listing: its name below the prefix, and its size in bytes."""
+    """An object in a listing.
+
+    Attributes:
+        name: Its name below the prefix.
+        size: In bytes.
+        etag: Changes with the content.
+    """
 
     name: str
     size: int
+    etag: str = field(default="", compare=False)
+
+
+@dataclass
+class _PartedUpload:
+    """A large file that is uploaded in parts.
+
+    Attributes:
+        name: The name of its object below the prefix.
+        target: Parameters that each request about it has.
+        parts: ETags and checksums of the uploaded parts, by number from 1.
+    """
+
+    name: str
+    file: Path
+    target: dict[str, str]
+    part_bytes: int
+    num_parts: int
+    parts: dict[int, dict[str, str]] = field(default_factory=dict)
 
 
 class RunBucket:
@@ -91,7 +118,10 @@ class RunBucket:
             retries: dict[str, Any] = {"mode": "standard"}
             if "AWS_MAX_ATTEMPTS" not in os.environ:
                 retries["total_max_attempts"] = ATTEMPTS
-            self._client = session.create_client("s3", config=Config(retries=retries))
+            # Without TLS, botocore would hash each body again for its signature, which includes the
+            # SHA-256 of the content anyway.
+            settings = {"payload_signing_enabled": False}
+            self._client = session.create_client("s3", config=Config(retries=retries, s3=settings))
 
     def list_objects(self, folder: str = "") -> list[StoredObject]:
         """Lists the objects whose names begin with `folder`.
@@ -105,8 +135,25 @@ class RunBucket:
                 for entry in page.get("Contents", []):
                     name = entry["Key"].removeprefix(self._prefix)
                     if name and not name.endswith("/"):
-                        objects.append(StoredObject(name, entry["Size"]))
+                        objects.append(StoredObject(name, entry["Size"], entry.get("ETag", "")))
         return objects
+
+    def find_parent_with(self, name: str) -> str | None:
+        """Returns the address of a prefix above this one that has an object; None if none has.
+
+        Prefixes that the credentials do not permit to read are skipped.
+        """
+        parts = self._prefix.rstrip("/").split("/")
+        for length in range(len(parts) - 1, 0, -1):
+            parent = "/".join(parts[:length])
+            with self._convert_errors(f"reading s3://{self._bucket}/{parent}/{name}"):
+                try:
+                    self._client.head_object(Bucket=self._bucket, Key=f"{parent}/{name}")
+                    return f"s3://{self._bucket}/{parent}"
+                except self._client.exceptions.ClientError as error:
+                    if _read_status(error) not in (403, 404):
+                        raise
+        return None
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a small object; None if it does not exist."""
@@ -196,40 +243,76 @@ class RunBucket:
             raise ObjectExistsError(f"{self.url}/{name}")
 
     def upload(self, name: str, file: Path) -> None:
-        """Uploads a file, in parts if it is large."""
-        size = file.stat().st_size
-        if size <= self._part_bytes:
-            self.write(name, file.read_bytes())
-            report_progress()
-            return
+        """Uploads a file; see `upload_all`."""
+        self.upload_all({name: file})
 
-        with self._convert_errors(f"writing {name}"):
-            target = {"Bucket": self._bucket, "Key": self._prefix + name}
-            upload = self._client.create_multipart_upload(**target, ChecksumAlgorithm="SHA256")
-            target["UploadId"] = upload["UploadId"]
+    def upload_all(self, files: Mapping[str, Path]) -> None:
+        """Uploads files by the names of their objects, several at a time, large ones in parts.
+
+        After an error, no further part is begun, and the parts of incomplete objects are deleted.
+        """
+        calls: list[Future[None]] = []
+        incomplete: list[_PartedUpload] = []
+        with ThreadPoolExecutor(_NUM_UPLOADS, "upload") as pool:
             try:
-                parts = self._upload_parts(file, size, target)
-                self._client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts})
+                for name, file in files.items():
+                    size = file.stat().st_size
+                    if size <= self._part_bytes:
+                        calls.append(pool.submit(self._upload_whole, name, file))
+                        continue
+                    upload = self._begin_parts(name, file, size)
+                    incomplete.append(upload)
+                    for number in range(1, upload.num_parts + 1):
+                        calls.append(pool.submit(self._upload_part, upload, number))
+
+                finished, _ = wait(calls, return_when=FIRST_EXCEPTION)
+                for call in finished:
+                    call.result()
+                while incomplete:
+                    self._complete_parts(incomplete[0])
+                    incomplete.pop(0)
             except BaseException:
-                self._client.abort_multipart_upload(**target)
+                pool.shutdown(cancel_futures=True)
+                for upload in incomplete:
+                    self._abort_parts(upload)
                 raise
 
-    def _upload_parts(self, file: Path, size: int, target: dict[str, str]) -> list[dict[str, Any]]:
-        """Uploads the parts of a file; returns their numbers, ETags and checksums."""
+    def _upload_whole(self, name: str, file: Path) -> None:
+        self.write(name, file.read_bytes())
+        report_progress()
+
+    def _begin_parts(self, name: str, file: Path, size: int) -> _PartedUpload:
+        target = {"Bucket": self._bucket, "Key": self._prefix + name}
+        with self._convert_errors(f"writing {name}"):
+            response = self._client.create_multipart_upload(**target, ChecksumAlgorithm="SHA256")
         part_bytes = max(self._part_bytes, -(-size // MAX_PARTS))
-        parts: list[dict[str, Any]] = []
-        with file.open("rb") as stream:
-            while content := stream.read(part_bytes):
-                number = len(parts) + 1
-                checksum = _encode_digest(content)
-                response = self._client.upload_part(
-                    **target, PartNumber=number, Body=content, ChecksumSHA256=checksum
-                )
-                parts.append(
-                    {"PartNumber": number, "ETag": response["ETag"], "ChecksumSHA256": checksum}
-                )
-                report_progress()
-        return parts
+        target["UploadId"] = response["UploadId"]
+        return _PartedUpload(name, file, target, part_bytes, num_parts=-(-size // part_bytes))
+
+    def _upload_part(self, upload: _PartedUpload, number: int) -> None:
+        with upload.file.open("rb") as stream:
+            stream.seek((number - 1) * upload.part_bytes)
+            content = stream.read(upload.part_bytes)
+
+        checksum = _encode_digest(content)
+        with self._convert_errors(f"writing {upload.name}"):
+            response = self._client.upload_part(
+                **upload.target, PartNumber=number, Body=content, ChecksumSHA256=checksum
+            )
+        upload.parts[number] = {"ETag": response["ETag"], "ChecksumSHA256": checksum}
+        report_progress()
+
+    def _complete_parts(self, upload: _PartedUpload) -> None:
+        parts = [{"PartNumber": number, **upload.parts[number]} for number in sorted(upload.parts)]
+        with self._convert_errors(f"writing {upload.name}"):
+            self._client.complete_multipart_upload(
+                **upload.target, MultipartUpload={"Parts": parts}
+            )
+
+    def _abort_parts(self, upload: _PartedUpload) -> None:
+        """Deletes uploaded parts; the error because of which it is called is more important."""
+        with suppress(ConfigurationError, DataError), self._convert_errors("deleting parts"):
+            self._client.abort_multipart_upload(**upload.target)
 
     def delete(self, *names: str) -> None:
         """Deletes objects, one after the other; missing ones are ignored."""

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -64,7 +64,6 @@ LOADED_FOLDERS = ("state", "rng")
 """Folders of which every file may be loaded: DeepSpeed loads any that matches its pattern."""
 # Errors that do not come from the content of a file, by name: torch is not imported here.
 _OTHER_ERRORS = {"OutOfMemoryError", "DistError"}
-Result = TypeVar("Result")
 
 
 class TrainerState(GuardsState, total=False):
@@ -166,10 +165,10 @@ class Writer:
         self._processes = processes
         self._final = out_dir / name_folder(step)
         self.folder = locate_temporary_folder(out_dir, step)
-        processes.on_main(self._begin)
+        processes.on_leaders(self._begin)
 
     def _begin(self) -> None:
-        """Creates the temporary folder (rank 0)."""
+        """Creates the temporary folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         # Without the parents: if the run folder is deleted, only `RunFolder.keep` may rebuild it,
         # with the files that mark it as the folder of a run. Without them it would be taken for a
@@ -189,12 +188,24 @@ class Writer:
         """
         self._processes.barrier()  # every rank has written its files
 
-        files = sorted(
-            str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()
+        files = select_unique_files(self._measure_files, self._processes)
+        entries_by_rank = self._processes.run_on_all(
+            lambda: {
+                file: self._describe_file(file) for file in divide_files(files, self._processes)
+            }
         )
-        entries = _map_files_over_ranks(files, self._processes, self._describe_file)
-        self._processes.on_main(lambda: self._seal(entries))
+        entries: dict[str, FileEntry] = {}
+        for entries_of_rank in entries_by_rank:
+            entries.update(entries_of_rank)
+        entries = dict(sorted(entries.items()))
+
+        self._processes.on_leaders(lambda: self._seal(entries))
         return Checkpoint(self._final, self.step)
+
+    def _measure_files(self) -> dict[str, int]:
+        """Returns the sizes of the files in the temporary folder, in bytes."""
+        paths = (path for path in self.folder.rglob("*") if path.is_file())
+        return {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in paths}
 
     def _describe_file(self, file: str) -> FileEntry:
         """Makes a file durable on the disk, and returns its size and hash."""
@@ -252,24 +263,38 @@ def read_checked_manifest(checkpoint: Checkpoint) -> Manifest:
 
 
 def list_faults(checkpoint: Checkpoint, processes: Processes) -> list[str]:
-    """Lists a checkpoint's faults, one line per file; empty if intact. Every rank calls it."""
-    folder = checkpoint.folder
-    expected, faults = processes.on_main(lambda: _inspect_checkpoint(checkpoint))
-    if faults:
-        return list(faults)
+    """Lists a checkpoint's faults, one line per file; empty if intact. Every rank calls it.
 
-    fault_by_file = _map_files_over_ranks(
-        sorted(expected), processes, lambda file: find_fault(folder / file, expected[file])
+    If ranks have different run folders, the copy in each of them must be complete.
+    """
+    inspections = processes.run_on_all(
+        lambda: _inspect_checkpoint(checkpoint) if processes.is_leader else _Inspection({}, [])
     )
-    return [fault for fault in fault_by_file.values() if fault is not None]
+    faults = [fault for inspection in inspections for fault in inspection.faults]
+    if faults:
+        return faults
+
+    expected = inspections[0].expected
+    share = divide_files({file: entry.bytes for file, entry in expected.items()}, processes)
+    faults_by_rank = processes.run_on_all(
+        lambda: [find_fault(checkpoint.folder / file, expected[file]) for file in share]
+    )
+    return sorted(fault for faults in faults_by_rank for fault in faults if fault is not None)
 
 
-def _inspect_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
-    """Returns the manifest's entries, and the faults that are found without reading the files."""
+class _Inspection(NamedTuple):
+    """The manifest's entries, and the faults that are found without reading the files."""
+
+    expected: dict[str, FileEntry]
+    faults: list[str]
+
+
+def _inspect_checkpoint(checkpoint: Checkpoint) -> _Inspection:
+    """Reads the manifest of a checkpoint, and looks for files that it does not list."""
     try:
         expected = read_checked_manifest(checkpoint).files
     except CheckpointError as error:
-        return {}, [str(error)]
+        return _Inspection({}, [str(error)])
 
     folder = checkpoint.folder
     paths: list[Path] = []
@@ -284,18 +309,31 @@ def _inspect_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], l
                 f"{path}: is not listed in {MANIFEST}; remove it if you do not know where it is "
                 "from"
             )
-    return expected, faults
+    return _Inspection(expected, faults)
 
 
 def find_newest_intact(
-    checkpoints: list[Checkpoint], processes: Processes
+    out_dir: Path,
+    processes: Processes,
+    is_candidate: Callable[[Checkpoint], bool] = lambda _: True,
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest intact checkpoint in rank 0's list, which is sorted oldest first.
+    """Finds the newest intact checkpoint of a run, among those that rank 0 has.
 
-    Every rank gets the same result: the checkpoint, if there is one, and the faults of newer ones.
+    Every rank gets the same step and its own path.
+
+    Args:
+        out_dir: The run folder of this rank.
+        is_candidate: Whether a checkpoint is considered (rank 0).
+
+    Returns:
+        The checkpoint, if there is one, and the faults of newer ones.
     """
+    steps = processes.on_main(
+        lambda: [saved.step for saved in list_checkpoints(out_dir) if is_candidate(saved)]
+    )
     newer_faults: list[str] = []
-    for candidate in reversed(processes.broadcast(checkpoints)):
+    for step in reversed(steps):
+        candidate = Checkpoint(out_dir / name_folder(step), step)
         faults = list_faults(candidate, processes)
         if not faults:
             return candidate, newer_faults
@@ -324,7 +362,7 @@ def choose_checkpoint(request: str, out_dir: Path, processes: Processes) -> Chec
     if request != "latest":
         return open_named_checkpoint(Path(request), processes)
 
-    newest, faults = find_newest_intact(list_checkpoints(out_dir), processes)
+    newest, faults = find_newest_intact(out_dir, processes)
     if newest is None and faults:
         raise ConfigurationError(
             f"resume_from_checkpoint_dir={request}: every checkpoint is damaged in {out_dir}; "
@@ -399,17 +437,35 @@ def _find_unused_path(path: Path) -> Path:
     return candidate
 
 
-def _map_files_over_ranks(
-    files: list[str], processes: Processes, action: Callable[[str], Result]
-) -> dict[str, Result]:
-    """Calls `action` on each of rank 0's files, split among the ranks; all get the results.
+def select_unique_files(
+    measure_files: Callable[[], dict[str, int]], processes: Processes
+) -> dict[str, int]:
+    """Selects the files of this rank's folder that the folder of no lower rank has.
 
-    An error of one rank is raised on every rank, so the others do not wait for it.
+    All ranks call it, and get the same result if they share a folder.
+
+    Args:
+        measure_files: Returns the bytes of each file in the folder; the leaders call it.
     """
-    files_of_rank = processes.broadcast(files)[processes.rank :: processes.size]
-    results_by_rank = processes.run_on_all(lambda: {file: action(file) for file in files_of_rank})
+    sizes_by_rank = processes.run_on_all(lambda: measure_files() if processes.is_leader else {})
+    earlier_files: set[str] = set()
+    for sizes_of_rank in sizes_by_rank[: processes.leader]:
+        earlier_files.update(sizes_of_rank)
+    sizes_of_folder = sizes_by_rank[processes.leader]
+    return {file: size for file, size in sizes_of_folder.items() if file not in earlier_files}
 
-    merged: dict[str, Result] = {}
-    for results in results_by_rank:
-        merged.update(results)
-    return dict(sorted(merged.items()))
+
+def divide_files(sizes: dict[str, int], processes: Processes) -> list[str]:
+    """Returns this rank's share of the files in a folder, which its ranks divide by their sizes.
+
+    Args:
+        sizes: Bytes of each file, the same on all ranks that share the folder.
+    """
+    num_bytes = dict.fromkeys(processes.list_peers(), 0)
+    share = []
+    for file in sorted(sizes, key=lambda file: (-sizes[file], file)):
+        rank = min(num_bytes, key=lambda rank: num_bytes[rank])
+        num_bytes[rank] += sizes[file] + 1  # empty files are divided, too
+        if rank == processes.rank:
+            share.append(file)
+    return share

@@ -147,7 +147,7 @@ def _find_files(error: Exception) -> Iterator[Path]:
 
 def _describe_remedy(out_dir: Path) -> str:
     """Describes the last intact checkpoint, and how to continue from it."""
-    saved, _ = find_newest_intact(list_checkpoints(out_dir), ALONE)
+    saved, _ = find_newest_intact(out_dir, ALONE)
     state = f"{saved.folder.name} is intact" if saved else "There is no intact checkpoint yet"
     return (
         f"{state}. Free some space (or lower keep_last_checkpoints), then resume with "

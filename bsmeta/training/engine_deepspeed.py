@@ -57,6 +57,9 @@ class DeepSpeedEngine(Engine):
         if self.model.zero_optimization_stage() == 0:
             self._refuse_damaged_weights()
 
+        # DeepSpeed creates the folders on rank 0, and not all ranks may share them.
+        folder.mkdir(exist_ok=True)
+        (folder / TAG).mkdir(exist_ok=True)
         with self._leave_out_unsaved():
             self.model.save_checkpoint(
                 str(folder), TAG, exclude_frozen_parameters=bool(self.unsaved_weights)

@@ -223,6 +223,7 @@ def write_shards(state: dict[str, torch.Tensor], folder: Path, processes: Proces
         Exception: On every rank, the error of the first rank that failed.
     """
     processes.on_main(folder.mkdir)  # torch would also create the folders above it
+    processes.run_on_all(lambda: folder.mkdir(exist_ok=True))  # not all ranks may share it
     with _raise_first_error():
         dcp.save(state, storage_writer=_Writer(folder), process_group=processes.group)
 

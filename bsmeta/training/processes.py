@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,19 +33,21 @@ class Processes:
     Attributes:
         device: The device of the model of this process.
         group: Torch's group of the processes; None: its default one.
+        leaders: For each rank, the lowest rank with the same run folder; (): all share one.
     """
 
     rank: int = 0
     size: int = 1
     device: torch.device = _CPU
     group: dist.ProcessGroup | None = None
+    leaders: tuple[int, ...] = ()
 
     @classmethod
-    def of_group(cls, device: torch.device) -> Processes:
+    def of_group(cls, device: torch.device, leaders: tuple[int, ...] = ()) -> Processes:
         """Returns the processes of torch's default group; this process alone if there is none."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(device=device)
-        return cls(dist.get_rank(), dist.get_world_size(), device)
+        return cls(dist.get_rank(), dist.get_world_size(), device, leaders=leaders)
 
     def with_separate_group(self) -> Processes:
         """Returns the same processes in a separate group, for another thread of each process.
@@ -53,12 +55,28 @@ class Processes:
         They communicate through their hosts, regardless of the device.
         """
         group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
-        return Processes(self.rank, self.size, _CPU, group)
+        return Processes(self.rank, self.size, _CPU, group, self.leaders)
 
     @property
     def is_main(self) -> bool:
         """Whether this process prints and writes files."""
         return self.rank == 0
+
+    @property
+    def leader(self) -> int:
+        """The lowest rank with the run folder of this rank."""
+        return self.leaders[self.rank] if self.leaders else 0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process prepares its run folder for the ranks that share it."""
+        return self.leader == self.rank
+
+    def list_peers(self) -> list[int]:
+        """Lists the ranks that share the run folder of this rank."""
+        if not self.leaders:
+            return [*range(self.size)]
+        return [rank for rank, leader in enumerate(self.leaders) if leader == self.leader]
 
     def barrier(self) -> None:
         """Returns when every process has reached this point."""
@@ -88,6 +106,16 @@ class Processes:
             if outcome_of_rank.failure is not None:
                 raise outcome_of_rank.failure
         return [outcome_of_rank.result for outcome_of_rank in outcomes]
+
+    def on_leaders(self, action: Callable[[], Result]) -> Result:
+        """Runs `action` once for each run folder; returns rank 0's result on every rank.
+
+        An error of one rank is raised on every rank.
+        """
+        if not self.leaders:
+            return self.on_main(action)
+        results = self.run_on_all(lambda: action() if self.is_leader else None)
+        return cast(Result, results[0])
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""

@@ -114,7 +114,7 @@ class Resume:
         folder = self.converted
         if folder is not None:
             processes.barrier()
-            processes.on_main(lambda: shutil.rmtree(folder, ignore_errors=True))
+            processes.on_leaders(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def may_resume(resume_from_checkpoint_dir: str | None, out_dir: Path) -> bool:
@@ -170,7 +170,7 @@ def find_resume_point(
 
     # Named like an interrupted save, so that the next start removes it if this run is killed.
     folder = out_dir / f"tmp-{saved.folder.name}-universal"
-    processes.on_main(lambda: convert_to_universal(saved, folder))
+    processes.on_leaders(lambda: convert_to_universal(saved, folder))
     plugin = accelerator.state.deepspeed_plugin
     plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
     return Resume(saved, changed, restart, folder)
@@ -213,10 +213,9 @@ def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Check
         except (CheckpointError, KeyError):
             return True  # the verification that follows names the damaged file
 
-    candidates = [
-        saved for saved in list_checkpoints(out_dir) if saved.step <= step and may_load(saved)
-    ]
-    newest, _ = find_newest_intact(candidates, processes)
+    newest, _ = find_newest_intact(
+        out_dir, processes, lambda saved: saved.step <= step and may_load(saved)
+    )
     return newest
 
 

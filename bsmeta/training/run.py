@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from bsmeta.training.run_folder import (
     write_stopped_start,
 )
 from bsmeta.training.run_store import RunStore, open_store
-from bsmeta.training.shared_folder import check_is_shared
+from bsmeta.training.shared_folder import check_is_shared, find_leaders
 from bsmeta.training.task import Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
@@ -117,7 +118,7 @@ def run_training(
 def _close_store(store: RunStore) -> Iterator[None]:
     """Context that closes the store of a run; an error of the run is more important than its own.
 
-    Only rank 0 has opened it; on other ranks, closing does nothing.
+    It has been opened by the leaders of the run folders; on other ranks, closing does nothing.
     """
     try:
         yield
@@ -141,14 +142,17 @@ def _train_and_export(
 ) -> int:
     """Resumes or begins the run, trains, exports the model, and returns the exit code."""
     processes = Processes.of_group(accelerator.device)
-    watchdog.enter("checking that all processes share out_dir")
-    check_is_shared(
-        folder.path, "staging_dir" if is_in_bucket(config.out_dir) else "out_dir", processes
-    )
+    watchdog.enter("checking which processes share out_dir")
+    if is_in_bucket(config.out_dir):
+        processes = replace(processes, leaders=find_leaders(folder.path, processes))
+        is_resumed = may_resume(config.resume_from_checkpoint_dir, folder.path)
+        folder.join(processes, resume=processes.broadcast(is_resumed))
+    else:
+        check_is_shared(folder.path, processes)
 
     watchdog.enter("looking for a checkpoint to resume from")
     if config.resume_from_checkpoint_dir == "latest":
-        processes.on_main(folder.store.fetch_newest)
+        folder.store.fetch_newest(processes)
     resume = find_resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
     watchdog.step = resume.saved.step if resume else 0
     if processes.is_main:
@@ -163,6 +167,8 @@ def _train_and_export(
             folder.rebuild_with_logs(processes)
             trainer.saver.export(folder.path / "model")
         environment_log.last_step = trainer.progress.step
+    if processes.leaders:  # before rank 0 releases the prefix
+        processes.on_leaders(folder.store.publish_files)
 
     code = 0 if is_done else EXIT_PREEMPTED
     if processes.is_main:

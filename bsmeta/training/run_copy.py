@@ -1,18 +1,23 @@
 """Local copies of runs in buckets, for programs that read them: evaluation, prediction, `open_run`.
 
 A copy has the files of the run except the states of checkpoints; models are copied on request. It
-is kept in the cache of the user, so that a model is downloaded once.
+is kept in the cache of the user, so that a model is downloaded once, and another file only if the
+ETag of its object has changed. Of a log, only new parts are downloaded.
 """
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from bsmeta.config.run_location import is_run_address, name_local_folder
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import join_inside, locate_user_cache, replace_atomically
+from bsmeta.core.parsing import decode_json
 from bsmeta.core.secrets import format_url
 from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
 from bsmeta.training.bucket import ObjectMissingError, RunBucket
@@ -20,6 +25,36 @@ from bsmeta.training.checkpoint import CONFIG_FILE
 from bsmeta.training.run_store import RUN_OBJECTS, is_claim, join_logs, list_log_parts
 
 MODEL = "model"
+_RECORD = ".objects.json"  # in the copy: the objects of which each file was made
+
+
+class _CopiedFile(msgspec.Struct, frozen=True):
+    """A file of the copy.
+
+    The record has the stamp of the file, because another process may replace it.
+
+    Attributes:
+        etags: ETags of its objects, by name: an object, or the parts of a log in order.
+        bytes: Size of the file.
+        mtime_ns: Its modification time.
+    """
+
+    etags: dict[str, str]
+    bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, etags: dict[str, str], file: Path) -> _CopiedFile:
+        """Describes a file that was made of these objects."""
+        status = file.stat()
+        return cls(etags, status.st_size, status.st_mtime_ns)
+
+    def is_unchanged(self, file: Path) -> bool:
+        """Whether a file is as it was recorded."""
+        with suppress(OSError):
+            status = file.stat()
+            return (status.st_size, status.st_mtime_ns) == (self.bytes, self.mtime_ns)
+        return False
 
 
 class RunCopy:
@@ -56,7 +91,8 @@ class RunCopy:
         self._bucket = RunBucket(self.url)
         self.folder = locate_user_cache() / "runs" / name_local_folder(self.url)
         self.is_running = False
-        self._sizes: dict[str, int] = {}
+        self._etags: dict[str, str] = {}  # of all objects, by name
+        self._record: dict[str, _CopiedFile] = {}
 
     def update(self) -> None:
         """Copies the small files of the run, and the manifests of its checkpoints.
@@ -66,28 +102,29 @@ class RunCopy:
         Raises:
             DataError: If there is no run at the address, or an object has the name of a folder.
         """
-        sizes = {entry.name: entry.size for entry in self._bucket.list_objects()}
-        if CONFIG_FILE not in sizes:
+        etags = {entry.name: entry.etag for entry in self._bucket.list_objects()}
+        if CONFIG_FILE not in etags:
             raise DataError(
                 f"{self.url}: found no {CONFIG_FILE}; expected the address of a run (its out_dir)"
             )
-        logs = list_log_parts(sizes)
-        objects = {name for name in sizes if not list_log_parts([name])}
+        logs = list_log_parts(etags)
+        objects = {name for name in etags if not list_log_parts([name])}
         self._check_names({*logs}, objects)
-        self._sizes = sizes
-        self.is_running = any(map(is_claim, sizes))
+        self._etags = etags
+        self.is_running = any(map(is_claim, etags))
         self._delete_others({*logs, *objects})
+        self._record = self._read_record()
 
         for log, parts in logs.items():
-            content = join_logs(self._bucket, parts)
-            self._write(log, content)
-        for name in sizes:
+            self._copy_log(log, parts)
+        for name in etags:
             top = name.split("/")[0]
             is_log = top in list_log_parts([name])
             is_manifest = CHECKPOINT_NAME.fullmatch(top) and name == f"{top}/{MANIFEST}"
             is_other = not CHECKPOINT_NAME.fullmatch(top) and top not in (RUN_OBJECTS, MODEL)
             if is_manifest or (is_other and not is_log):
-                self._download(name)
+                self._copy_object(name)
+        self._write_record()
 
     def _check_names(self, logs: set[str], objects: set[str]) -> None:
         """Refuses names that one folder cannot hold, such as `config.yaml` and `config.yaml/x`."""
@@ -145,7 +182,7 @@ class RunCopy:
             )
         self._copy_verified(parent or MODEL, path)
         if parent:
-            self._write(f"{parent}/{CONFIG_FILE}", self._bucket.read(CONFIG_FILE) or b"")
+            self._write(f"{parent}/{CONFIG_FILE}", (self.folder / CONFIG_FILE).read_bytes())
 
         if self.is_model:
             return self.folder / path
@@ -154,7 +191,7 @@ class RunCopy:
     def _list_checkpoints(self) -> list[str]:
         """Lists the names of the checkpoints, oldest first."""
         steps: dict[str, int] = {}
-        for name in self._sizes:
+        for name in self._etags:
             folder, _, file = name.partition("/")
             match = CHECKPOINT_NAME.fullmatch(folder)
             if match is not None and file == MANIFEST:
@@ -163,25 +200,75 @@ class RunCopy:
 
     def _has_model(self, parent: str) -> bool:
         """Whether a published checkpoint, or the run itself (""), has a model."""
-        is_published = not parent or f"{parent}/{MANIFEST}" in self._sizes
-        return is_published and f"{parent}/{MODEL}/config.json".lstrip("/") in self._sizes
+        is_published = not parent or f"{parent}/{MANIFEST}" in self._etags
+        return is_published and f"{parent}/{MODEL}/config.json".lstrip("/") in self._etags
 
     def _copy_verified(self, folder: str, path: str) -> None:
         """Copies the files below `path` that the manifest of `folder` lists."""
         manifest_name = f"{folder}/{MANIFEST}"
-        self._download(manifest_name)
+        self._copy_object(manifest_name)
+        self._write_record()
         for file, entry in read_manifest(self.folder / folder).files.items():
             name = f"{folder}/{file}"
             target = self.folder / name
             if name.startswith(f"{path}/") and find_fault(target, entry) is not None:
                 self._bucket.download_verified(name, target, entry)
 
-    def _download(self, name: str) -> None:
-        """Copies an object, if the run has not deleted it meanwhile, without verifying it."""
+    def _copy_object(self, name: str) -> None:
+        """Copies an object if it has changed, and is not deleted meanwhile; does not verify it."""
         path = join_inside(self.folder, name, self.url)
+        etags = {name: self._etags.get(name, "")}
+        if self._find_copied_etags(name) == etags and all(etags.values()):
+            return
+
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(ObjectMissingError), replace_atomically(path) as temporary:
             self._bucket.download(name, temporary)
+            self._record[name] = _CopiedFile.of(etags, temporary)
+
+    def _copy_log(self, log: str, parts: list[str]) -> None:
+        """Copies a log; reads only the parts that follow those in the copy, if they are there."""
+        etags = {part: self._etags[part] for part in parts}
+        copied = self._find_copied_etags(log)
+        is_beginning = [*copied.items()] == [*etags.items()][: len(copied)] and all(etags.values())
+        if is_beginning and len(copied) == len(parts):
+            return
+
+        content = b""
+        new_parts = parts
+        if is_beginning and copied:
+            earlier_lines = (self.folder / log).read_bytes()
+            if self._find_copied_etags(log) == copied:  # no other process has replaced it meanwhile
+                content = earlier_lines
+                new_parts = parts[len(copied) :]
+        path = join_inside(self.folder, log, self.url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_atomically(path) as temporary:
+            temporary.write_bytes(content + join_logs(self._bucket, new_parts))
+            self._record[log] = _CopiedFile.of(etags, temporary)
+
+    def _find_copied_etags(self, name: str) -> dict[str, str]:
+        """Returns the ETags of the objects of which a file was made; {} if it has changed."""
+        copied = self._record.get(name)
+        if copied is None or not copied.is_unchanged(self.folder / name):
+            return {}
+        return copied.etags
+
+    def _read_record(self) -> dict[str, _CopiedFile]:
+        """Reads the record of the copied files; {} without one, or if it is damaged."""
+        try:
+            return decode_json((self.folder / _RECORD).read_bytes(), dict[str, _CopiedFile])
+        except (OSError, ValueError):
+            return {}
+
+    def _write_record(self) -> None:
+        """Writes the record of the files that the copy still has."""
+        files = {
+            name: msgspec.to_builtins(copied)
+            for name, copied in self._record.items()
+            if copied.is_unchanged(self.folder / name)
+        }
+        self._write(_RECORD, json.dumps(files).encode())
 
     def _write(self, name: str, content: bytes) -> None:
         """Writes a file of the copy."""

@@ -32,6 +32,7 @@ from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG_FILE
 from bsmeta.training.run_store import RunStore
+from bsmeta.training.shared_folder import TOKEN
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
     from bsmeta.training.processes import Processes
@@ -267,7 +268,9 @@ def write_stopped_start(out_dir: Path, name: str) -> None:
 
 
 class RunFolder:
-    """The folder of one run; opened by rank 0 only, and locked until the process ends.
+    """The folder of one run; opened by rank 0, and locked until the process ends.
+
+    A run in a bucket may have a folder on each machine, which the first rank there opens.
 
     If it is deleted during the run, the next write of rank 0 rebuilds it: the lock, the small files
     and everything logged so far. Other ranks restore their logs when they next call
@@ -276,12 +279,14 @@ class RunFolder:
 
     Attributes:
         store: Publishes the folder; by default, the folder is its own publication.
+        leaders: For each rank, the lowest rank with the same folder, as in `Processes`.
         process_log: The log of this process, which is restored with the folder.
     """
 
     def __init__(self, path: Path, store: RunStore | None = None) -> None:
         self.path = path
         self.store = store or RunStore(path)
+        self.leaders: tuple[int, ...] = ()
         self.process_log: ProcessLog | None = None
 
         self._lock = FileLock(path / _LOCK)
@@ -303,7 +308,7 @@ class RunFolder:
                 run, if it holds an earlier run that this one neither resumes nor may overwrite, or
                 if it is not writable.
         """
-        try:
+        with self._explain_os_errors():
             if self.store.uploads:  # the bucket decides whether there is an earlier run
                 self._claim(resume=True, overwrite=False)
             else:
@@ -313,6 +318,32 @@ class RunFolder:
             if not (self.path / CONFIG_FILE).exists():
                 write_text(self.path / CONFIG_FILE, format_yaml(config))
             self._mark_as_held()
+
+    def join(self, processes: Processes, *, resume: bool) -> None:
+        """Opens the folders of ranks that do not share that of rank 0. All ranks call it.
+
+        Raises:
+            ConfigurationError: If such a folder cannot be used; see `open`.
+        """
+
+        def open_copy() -> None:
+            if processes.is_main or not processes.is_leader:
+                return
+            with self._explain_os_errors():
+                self._claim(resume=True, overwrite=False)
+                checkpoint.remove_leftovers(self.path)
+                self.store.stage(resume=resume)
+                self._mark_as_held()
+
+        self.leaders = processes.leaders
+        processes.run_on_all(open_copy)
+        self.store.join(processes)
+
+    @contextmanager
+    def _explain_os_errors(self) -> Iterator[None]:
+        """Context that raises a ConfigurationError for a folder that cannot be used."""
+        try:
+            yield
         except OSError as error:
             raise ConfigurationError(
                 f"out_dir: {self.path} cannot be used: {error.strerror or error}; expected a "
@@ -427,7 +458,7 @@ class RunFolder:
             self._was_rebuilt = False
             return was_rebuilt
 
-        was_rebuilt = processes.on_main(rebuild)
+        was_rebuilt = processes.on_leaders(rebuild)
         with suppress(FileNotFoundError):  # deleted once more, which rank 0 will notice
             self._restore_logs()
         return was_rebuilt
@@ -585,7 +616,8 @@ def _list_foreign_files(out_dir: Path) -> list[str]:
     names = {entry.name for entry in out_dir.iterdir()}
     if MARK in names:
         return []
-    return sorted(names - _FILES_OF_REFUSED_STARTS)
+    others = names - _FILES_OF_REFUSED_STARTS
+    return sorted(name for name in others if not name.startswith(TOKEN))
 
 
 def _is_done(out_dir: Path) -> bool:

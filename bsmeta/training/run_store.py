@@ -11,6 +11,10 @@ its own publication; `BucketStore` uploads the folder to a prefix of a bucket.
 
 A checkpoint exists in the bucket exactly if its manifest does. Locally, older checkpoints shrink to
 stubs: the manifest, the states in JSON and the configuration. `fetch` completes a stub again.
+
+Machines need not share the run folder: each rank uploads files of its own folder, and each machine
+downloads all files of a checkpoint that is read. Rank 0 alone claims the prefix, uploads manifests
+and deletes objects. The leader of each folder (`Processes.leaders`) publishes its ranks' logs.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bsmeta.config.run_location import is_in_bucket, locate_run_folder
 from bsmeta.config.schema import RunConfig
@@ -34,6 +39,7 @@ from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from bsmeta.core.files import format_bytes, measure_free_bytes, replace_atomically
 from bsmeta.core.parsing import parse_json
+from bsmeta.core.secrets import format_url
 from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
 from bsmeta.training.bucket import ObjectExistsError, ObjectMissingError, RunBucket
 from bsmeta.training.checkpoint import (
@@ -42,8 +48,14 @@ from bsmeta.training.checkpoint import (
     KEEP_FILE,
     TRAINER_STATE_FILE,
     Checkpoint,
+    divide_files,
     list_checkpoints,
+    name_folder,
+    select_unique_files,
 )
+
+if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
+    from bsmeta.training.processes import Processes
 
 RUN_OBJECTS = ".bsmeta-run"
 MARK_OBJECT = f"{RUN_OBJECTS}/run.txt"
@@ -53,8 +65,10 @@ PUBLISH_INTERVAL_S = 60.0
 _CLAIM = re.compile(rf"{re.escape(RUN_OBJECTS)}/claim-([0-9]{{6}})")
 _LOG = re.compile(r"[^/]+\.jsonl|log-rank\d+\.txt")
 _LOG_PART = re.compile(rf"({_LOG.pattern})/(\d{{6}})-(\d{{6}})")
+_RANK_FILE = re.compile(r".+-rank(\d+)\.[a-z]+")  # of the rank that writes it
+_REHEARSAL_OBJECTS = f"{RUN_OBJECTS}/rehearsal"
 _STUB_FILES = (MANIFEST, TRAINER_STATE_FILE, DATA_STATE_FILE, CONFIG_FILE)
-_NUM_UPLOADS = 4  # files that are uploaded or deleted at a time
+_NUM_REQUESTS = 4  # objects that a rank downloads or deletes at a time
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +76,8 @@ logger = logging.getLogger(__name__)
 class RunStore:
     """A run folder that is its own publication; most methods have nothing to do.
 
-    Rank 0 calls all methods.
+    All ranks together call methods that take the processes. Rank 0 calls `open` and `delete`, and
+    the leader of each run folder the others.
 
     Attributes:
         folder: The local run folder.
@@ -77,6 +92,12 @@ class RunStore:
     def open(self, *, resume: bool, overwrite: bool) -> None:
         """Claims the store for this run, and makes the locked local folder agree with it."""
 
+    def stage(self, *, resume: bool) -> None:
+        """Makes a locked local folder agree with a store that rank 0 has claimed."""
+
+    def join(self, processes: Processes) -> None:
+        """Shares the claim of rank 0 with the leaders of all run folders."""
+
     def delete_later(self, step: int) -> None:
         """Deletes the published checkpoints after the step that a run continues from."""
 
@@ -86,18 +107,24 @@ class RunStore:
     def check_room(self, checkpoint_bytes: int) -> None:
         """Refuses a run whose checkpoints do not fit into the local folder."""
 
-    def fetch(self, saved: Checkpoint) -> None:
-        """Makes the local copy of a checkpoint complete."""
+    def fetch(self, saved: Checkpoint, processes: Processes, part: str = "") -> None:
+        """Makes the local copies of a checkpoint complete, or of a folder in it."""
 
-    def fetch_newest(self, last_step: int | None = None) -> None:
-        """Makes the local copy of the newest intact checkpoint up to a step complete."""
+    def fetch_newest(self, processes: Processes, last_step: int | None = None) -> None:
+        """Makes the local copies of the newest intact checkpoint up to a step complete."""
+
+    def exchange(self, rehearsed: Checkpoint, processes: Processes) -> None:
+        """Makes the local copies of a checkpoint complete that will not be published."""
 
     def holds(self, saved: Checkpoint) -> bool:
         """Whether an intact copy of a checkpoint exists elsewhere than in the local folder."""
         return False
 
-    def publish(self, saved: Checkpoint) -> None:
-        """Publishes a checkpoint that was committed in the local folder, and all other files."""
+    def publish(self, saved: Checkpoint, processes: Processes) -> None:
+        """Publishes a checkpoint that was committed locally, and all other files."""
+
+    def publish_files(self) -> None:
+        """Publishes the files that belong to no checkpoint, as far as they have changed."""
 
     def delete(self, saved: Checkpoint) -> None:
         """Deletes a checkpoint; logs a warning if that fails."""
@@ -130,6 +157,8 @@ class BucketStore(RunStore):
         host = socket.gethostname()
         claim = {"host": host, "process": os.getpid(), "id": uuid.uuid4().hex}
         self._claim = json.dumps(claim).encode()
+        self._rank = 0
+        self._leaders: tuple[int, ...] = ()  # as in `Processes`
 
         self._committed: set[str] = set()  # names of the checkpoints with a manifest
         self._stamps: dict[str, tuple[int, int]] = {}  # of the other files, when uploaded
@@ -157,15 +186,11 @@ class BucketStore(RunStore):
             self._check_other_runs(names)
         self._claim_prefix(claims)
 
-        manifests = [name for name in names if name.endswith(f"/{MANIFEST}")]
-        if resume:
-            folders = [name.removesuffix(f"/{MANIFEST}") for name in manifests]
-            self._committed = {*filter(CHECKPOINT_NAME.fullmatch, folders)}
-            self._stage(names)
-        else:
+        if not resume:
+            manifests = [name for name in names if name.endswith(f"/{MANIFEST}")]
             others = (name for name in names if name not in (*manifests, MARK_OBJECT, *claims))
             self._bucket.delete(*manifests, *others)
-            self._clear_folder()
+        self.stage(resume=resume)
 
     def _check_prefix(
         self, names: list[str], claims: list[str], *, resume: bool, overwrite: bool
@@ -198,7 +223,14 @@ class BucketStore(RunStore):
             )
 
     def _check_other_runs(self, names: list[str]) -> None:
-        """Refuses to delete other runs below the prefix."""
+        """Refuses to delete other runs below the prefix, and to begin a run below another one."""
+        outer_url = self._bucket.find_parent_with(MARK_OBJECT)
+        if outer_url is not None:
+            raise ConfigurationError(
+                f"out_dir={self._bucket.url}: it is below {format_url(outer_url)}, which belongs "
+                "to another run; expected a prefix outside of it. Choose another out_dir"
+            )
+
         marks = [name for name in names if name.endswith(f"/{MARK_OBJECT}")]
         if marks:
             raise ConfigurationError(
@@ -251,7 +283,19 @@ class BucketStore(RunStore):
             else:
                 entry.unlink()
 
-    def _stage(self, names: list[str]) -> None:
+    def stage(self, *, resume: bool) -> None:
+        """See `RunStore`."""
+        if not resume:
+            self._clear_folder()
+            return
+
+        names = [entry.name for entry in self._bucket.list_objects()]
+        manifests = (name for name in names if name.endswith(f"/{MANIFEST}"))
+        folders = (name.removesuffix(f"/{MANIFEST}") for name in manifests)
+        self._committed = {*filter(CHECKPOINT_NAME.fullmatch, folders)}
+        self._stage_objects(names)
+
+    def _stage_objects(self, names: list[str]) -> None:
         """Stages the stubs of all checkpoints and the logs, and removes stale checkpoints.
 
         A stub without one of its objects, or with a malformed manifest, remains a damaged
@@ -286,6 +330,13 @@ class BucketStore(RunStore):
             assert match is not None
             self._log_start = max(self._log_start, int(match[2]) + 1)
 
+    def join(self, processes: Processes) -> None:
+        """See `RunStore`; a leader publishes the logs of its ranks only while the claim is held."""
+        self._rank = processes.rank
+        self._leaders = processes.leaders
+        claim = (self._claim_name, self._claim, self._log_start)
+        self._claim_name, self._claim, self._log_start = processes.broadcast(claim)
+
     def _stage_marks(self, names: Iterable[str]) -> None:
         """Stages the KEEP files that users have put into the bucket."""
         for name in names:
@@ -303,22 +354,23 @@ class BucketStore(RunStore):
         for folder in sorted(self._committed):
             match = CHECKPOINT_NAME.fullmatch(folder)
             if match is not None and int(match[1]) > step:
-                logger.warning(
-                    "resuming from step %d: the later %s/%s is deleted",
-                    step,
-                    self._bucket.url,
-                    folder,
-                )
-                self._delete_objects(folder)
+                if self._rank == 0:
+                    logger.warning(
+                        "resuming from step %d: the later %s/%s is deleted",
+                        step,
+                        self._bucket.url,
+                        folder,
+                    )
+                    self._delete_objects(folder)
                 shutil.rmtree(self.folder / folder, ignore_errors=True)
 
     def begin(self) -> None:
         """See `RunStore`; a thread then uploads new lines regularly."""
-        old_parts = [
-            entry.name
-            for entry in self._bucket.list_objects()
-            if _LOG_PART.fullmatch(entry.name) is not None
-        ]
+        old_parts = []
+        for entry in self._bucket.list_objects():
+            match = _LOG_PART.fullmatch(entry.name)
+            if match is not None and self._publishes(match[1]):
+                old_parts.append(entry.name)
         self.publish_files()
         self._bucket.delete(*old_parts)
 
@@ -351,46 +403,122 @@ class BucketStore(RunStore):
     def holds(self, saved: Checkpoint) -> bool:
         return saved.folder.name in self._committed
 
-    def fetch_newest(self, last_step: int | None = None) -> None:
-        for saved in reversed(list_checkpoints(self.folder)):
-            if last_step is not None and saved.step > last_step:
+    def fetch_newest(self, processes: Processes, last_step: int | None = None) -> None:
+        steps = processes.on_main(lambda: [saved.step for saved in list_checkpoints(self.folder)])
+        for step in reversed(steps):
+            if last_step is not None and step > last_step:
                 continue
             try:
-                self.fetch(saved)
+                self.fetch(Checkpoint(self.folder / name_folder(step), step), processes)
             except CheckpointError as error:
-                logger.warning("%s", error)
+                if processes.is_main:
+                    logger.warning("%s", error)
             else:
                 return
 
-    def fetch(self, saved: Checkpoint) -> None:
+    def fetch(self, saved: Checkpoint, processes: Processes, part: str = "") -> None:
         """See `RunStore`.
 
         Raises:
             CheckpointError: If an object is missing or differs from the manifest.
         """
-        if not self.holds(saved):
+        if processes.on_main(lambda: self.holds(saved)):
+            self._fetch_files(saved, saved.folder.name, processes, part)
+
+    def exchange(self, rehearsed: Checkpoint, processes: Processes) -> None:
+        """See `RunStore`; the objects are deleted again."""
+        if not processes.leaders:
             return
 
-        for file, entry in read_manifest(saved.folder).files.items():
-            path = saved.folder / file
-            if find_fault(path, entry) is not None:
-                self._bucket.download_verified(f"{saved.folder.name}/{file}", path, entry)
+        self._upload_files(rehearsed, _REHEARSAL_OBJECTS, processes)
+        self._fetch_files(rehearsed, _REHEARSAL_OBJECTS, processes)
+        processes.barrier()  # every rank has downloaded its files
+        processes.on_main(lambda: self._delete_objects(_REHEARSAL_OBJECTS))
 
-    def publish(self, saved: Checkpoint) -> None:
-        """See `RunStore`.
+    def _fetch_files(
+        self, saved: Checkpoint, source: str, processes: Processes, part: str = ""
+    ) -> None:
+        """Makes the local copies of a checkpoint complete; the ranks of a folder divide its files.
+
+        Args:
+            source: The folder in the bucket.
+            part: The folder in the checkpoint whose files are needed; "": all of them.
+        """
+
+        def read_content() -> bytes:
+            read_manifest(saved.folder)  # raises an error if it is malformed
+            return (saved.folder / MANIFEST).read_bytes()
+
+        content = processes.on_main(read_content)
+        processes.on_leaders(lambda: _write_manifest_copy(saved.folder, content))
+
+        def fetch_share() -> None:
+            entries = read_manifest(saved.folder).files
+            sizes = {
+                file: entry.bytes
+                for file, entry in entries.items()
+                if not part or file.startswith(f"{part}/")
+            }
+
+            def fetch_file(file: str) -> None:
+                path = saved.folder / file
+                if find_fault(path, entries[file]) is not None:
+                    self._bucket.download_verified(f"{source}/{file}", path, entries[file])
+
+            self._call_each(fetch_file, divide_files(sizes, processes))
+
+        processes.run_on_all(fetch_share)
+
+    def publish(self, saved: Checkpoint, processes: Processes) -> None:
+        """See `RunStore`; an error of one rank is raised on every rank, without a manifest.
 
         Raises:
             TrainingError: If another run has claimed the prefix.
             DataError: If the server keeps failing; the previous checkpoints are kept.
         """
         name = saved.folder.name
-        self._check_claim()
-        if name in self._committed:  # a rollback has repeated the step
-            self._delete_objects(name)
 
-        files = [f"{name}/{file}" for file in read_manifest(saved.folder).files]
-        self._call_each(lambda file: self._bucket.upload(file, self.folder / file), files)
+        def prepare() -> None:
+            self._check_claim()
+            if name in self._committed:  # a rollback has repeated the step
+                self._delete_objects(name)
 
+        processes.on_main(prepare)
+        self._upload_files(saved, name, processes)
+        processes.on_main(lambda: self._commit(saved))
+        processes.on_leaders(lambda: self._publish_rest(saved))
+
+    def _upload_files(self, saved: Checkpoint, target: str, processes: Processes) -> None:
+        """Uploads the files of a checkpoint; each rank uploads a share of those in its folder.
+
+        Args:
+            target: The folder in the bucket.
+        """
+        entries = processes.on_main(lambda: read_manifest(saved.folder).files)
+
+        def measure_files() -> dict[str, int]:
+            return {
+                file: entry.bytes
+                for file, entry in entries.items()
+                if (saved.folder / file).is_file()
+            }
+
+        share = divide_files(select_unique_files(measure_files, processes), processes)
+        files = {f"{target}/{file}": saved.folder / file for file in share}
+
+        def upload_share() -> list[str]:
+            self._bucket.upload_all(files)
+            return [*files]
+
+        shares = processes.run_on_all(upload_share)
+        uploaded = {name for share in shares for name in share}
+        missing = sorted({f"{target}/{file}" for file in entries} - uploaded)
+        if missing:
+            raise FileNotFoundError(f"{saved.folder}: {missing[0]} was deleted before its upload")
+
+    def _commit(self, saved: Checkpoint) -> None:
+        """Uploads the manifest of a checkpoint, unless another process has written it (rank 0)."""
+        name = saved.folder.name
         self._check_claim()
         try:
             content = (saved.folder / MANIFEST).read_bytes()
@@ -400,9 +528,16 @@ class BucketStore(RunStore):
                 f"{error} was written by another process during this run, which therefore ends"
             ) from None
         self._committed.add(name)
-
         self._stage_marks(entry.name for entry in self._bucket.list_objects("checkpoint-"))
-        self._shrink_others(saved)
+
+    def _publish_rest(self, newest: Checkpoint) -> None:
+        """Shrinks or deletes the local copies of older checkpoints, and publishes other files."""
+        if self._rank == 0:
+            self._shrink_others(newest)
+        else:
+            for saved in list_checkpoints(self.folder):
+                if saved.step < newest.step:
+                    shutil.rmtree(saved.folder)
         self.publish_files()
 
     def _shrink_others(self, newest: Checkpoint) -> None:
@@ -435,7 +570,7 @@ class BucketStore(RunStore):
 
     def _call_each(self, action: Callable[[str], None], names: list[str]) -> None:
         """Calls `action` for several objects at a time; raises the first error."""
-        with ThreadPoolExecutor(_NUM_UPLOADS, "bucket") as pool:
+        with ThreadPoolExecutor(_NUM_REQUESTS, "bucket") as pool:
             for call in [pool.submit(action, name) for name in names]:
                 call.result()
 
@@ -446,12 +581,24 @@ class BucketStore(RunStore):
         with self._access:
             for path in sorted(self.folder.rglob("*")):
                 name = str(path.relative_to(self.folder))
-                if _is_internal(name) or path.is_symlink() or not path.is_file():
+                if _is_internal(name) or not self._publishes(name):
+                    continue
+                if path.is_symlink() or not path.is_file():
                     continue
                 if _LOG.fullmatch(name):
                     self._publish_lines(name)
                 else:
                     self._publish_file(name)
+
+    def _publishes(self, name: str) -> bool:
+        """Whether this rank publishes a file: of several folders, each has the logs of its ranks.
+
+        Logs of ranks that a resumed run no longer has, and all other files, are those of rank 0.
+        """
+        match = _RANK_FILE.fullmatch(name)
+        writer = 0 if match is None else int(match[1])
+        leader = self._leaders[writer] if writer < len(self._leaders) else 0
+        return leader == self._rank
 
     def _publish_lines(self, name: str) -> None:
         """Uploads the complete lines that were added to a log since the last call."""
@@ -489,15 +636,31 @@ class BucketStore(RunStore):
     def close(self) -> None:
         """See `RunStore`; a run that has not claimed the prefix changes nothing."""
         self._has_ended.set()
-        if self._claim_name is None:
-            return
         if self._publisher is not None:
             self._publisher.join()
+        if self._claim_name is None:
+            return
+
+        is_open = self._publisher is not None
+        if self._rank != 0:  # rank 0 may have released the claim
+            if is_open and self._bucket.read(self._claim_name) == self._claim:
+                self.publish_files()
+            return
+        if is_open:
             self._check_claim()
             self.publish_files()
         elif self._bucket.read(self._claim_name) != self._claim:
             return
         self._bucket.delete(self._claim_name)
+
+
+def _write_manifest_copy(folder: Path, content: bytes) -> None:
+    """Writes the manifest of a checkpoint to another run folder than that of rank 0."""
+    manifest = folder / MANIFEST
+    if not manifest.is_file() or manifest.read_bytes() != content:
+        folder.mkdir(exist_ok=True)
+        with replace_atomically(manifest) as temporary:
+            temporary.write_bytes(content)
 
 
 def _is_internal(name: str) -> bool:

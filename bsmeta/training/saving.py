@@ -3,7 +3,8 @@
 In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory (under
 FSDP2 every rank its shards), and a thread writes the copy while training continues. Only one save
 is in progress at a time. Under DeepSpeed, the ranks write their own partitions together, so every
-save is synchronous.
+save is synchronous. Once a checkpoint is complete, another thread of each rank uploads it to the
+bucket of a run that has one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,10 @@ class Saver:
         self._writer = ThreadPoolExecutor(1, "checkpoint writer")
         self._saving: Future[None] | None = None  # the last asynchronous save
         self._uploader = ThreadPoolExecutor(1, "checkpoint uploader")
-        self._uploading: Future[None] | None = None  # the last upload to a bucket (rank 0)
+        self._uploading: Future[None] | None = None  # the last upload to a bucket
+        self._uploading_processes = processes
+        if self._store.uploads and processes.size > 1:
+            self._uploading_processes = processes.with_separate_group()
         self._finished: queue.SimpleQueue[Saved] = queue.SimpleQueue()
 
     def save(self, step: int, state: dict[str, Any], data: dict[str, Any]) -> None:
@@ -134,18 +138,33 @@ class Saver:
                 export_dtype=self._config.export_dtype,
             )
 
-        self._processes.on_main(prepare)
+        self._processes.on_leaders(prepare)
         contents = self._collect_contents(step, state, data)
         write = partial(self._write, contents, began)
 
-        if not self._config.async_save:
+        if self._config.async_save:
+            copy = self._engine.take_snapshot(with_weights=self._exports(step))
+            if copy is not None:
+                if self._processes.leaders and copy.processes.size > 1:
+                    copy = self._adapt_to_folders(copy, step)
+                write = partial(write, loop_seconds=time.perf_counter() - began)
+                self._saving = self._writer.submit(self._write_with_retries, step, copy, write)
+        else:
             self._write_with_retries(step, self._live_state(), write)
-            return
 
-        copy = self._engine.take_snapshot(with_weights=self._exports(step))
-        if copy is not None:
-            write_copy = partial(write, loop_seconds=time.perf_counter() - began)
-            self._saving = self._writer.submit(self._write_with_retries, step, copy, write_copy)
+        if self._store.uploads:
+            loop_seconds = time.perf_counter() - began
+            self._uploading = self._uploader.submit(self._upload, step, began, loop_seconds)
+
+    def _adapt_to_folders(self, copy: Snapshot, step: int) -> Snapshot:
+        """Adapts a copy to ranks that do not share one run folder. All ranks call it.
+
+        Rank 0 cannot read the weights of `model/` from files of other machines, so they are
+        gathered now.
+        """
+        processes = replace(copy.processes, leaders=self._processes.leaders)
+        weights = self._engine.gather_weights() if self._exports(step) else {}
+        return replace(copy, processes=processes, read_weights=lambda _: weights)
 
     def _collect_contents(
         self, step: int, trainer_state: dict[str, Any], data_state: dict[str, Any]
@@ -199,9 +218,7 @@ class Saver:
         *,
         loop_seconds: float | None = None,
     ) -> None:
-        """Writes a checkpoint of the run, deletes old ones, and records the time it took.
-
-        The upload to a bucket continues in a thread.
+        """Writes a checkpoint, and records it unless it is yet to be uploaded.
 
         Args:
             began: When the save began, by `time.perf_counter`.
@@ -209,32 +226,45 @@ class Saver:
         """
         committed = self._write_checkpoint(self._run_folder.path, contents, source)
 
-        if loop_seconds is None and self._store.uploads:
-            loop_seconds = time.perf_counter() - began
-
-        def record() -> None:
+        def finish() -> None:
             self._run_folder.write_status("running", contents.step, None)
-            self._store.publish(committed)
-            self.retention.prune(committed)
-            seconds = time.perf_counter() - began
-            waited = seconds if loop_seconds is None else loop_seconds
-            self._finished.put(Saved(committed, seconds, waited))
+            if not self._store.uploads:
+                self._record(committed, began, loop_seconds)
 
-        def record_or_upload() -> None:
-            if self._store.uploads:
-                self._uploading = self._uploader.submit(record)
-            else:
-                record()
+        source.processes.on_main(finish)
 
-        source.processes.on_main(record_or_upload)
+    def _record(self, committed: Checkpoint, began: float, loop_seconds: float | None) -> None:
+        """Deletes old checkpoints, and records the time that a new one took (rank 0)."""
+        self.retention.prune(committed)
+        seconds = time.perf_counter() - began
+        waited = seconds if loop_seconds is None else loop_seconds
+        self._finished.put(Saved(committed, seconds, waited))
+
+    def _upload(self, step: int, began: float, loop_seconds: float) -> None:
+        """Waits until a checkpoint is complete, uploads it, and records it.
+
+        A thread of each rank calls it. An error of one rank is raised on every rank.
+        """
+        processes = self._uploading_processes
+        saving = self._saving
+        processes.run_on_all(lambda: None if saving is None else saving.result())
+
+        committed = Checkpoint(self._run_folder.path / checkpoint.name_folder(step), step)
+        self._store.publish(committed, processes)
+        processes.on_main(lambda: self._record(committed, began, loop_seconds))
 
     def _write_checkpoint(self, out_dir: Path, contents: _Contents, source: Snapshot) -> Checkpoint:
         """Writes and commits a checkpoint in a folder; all of the source's processes call it."""
         writer = checkpoint.Writer(out_dir, contents.step, source.processes)
         source.write(writer.folder / "state")
-        weights = None
-        if self._exports(contents.step):
+        weights: dict[str, torch.Tensor] | None = None
+
+        def read_weights() -> None:
+            nonlocal weights
             weights = source.read_weights(writer.folder / "state")
+
+        if self._exports(contents.step):
+            source.processes.run_on_all(read_weights)  # rank 0 may fail alone
 
         def write_contents() -> None:
             for rank, states in enumerate(contents.rng_states):
@@ -261,18 +291,19 @@ class Saver:
         """
         folder = self._run_folder.path / checkpoint.REHEARSAL
         try:
-            self._processes.on_main(folder.mkdir)
+            self._processes.on_leaders(folder.mkdir)
             contents = self._collect_contents(0, state, data)
             saved = self._write_checkpoint(folder, contents, self._live_state())
+            self._processes.on_leaders(lambda: self._store.check_room(measure_checkpoint(saved)))
+            self._store.exchange(saved, self._processes)
 
             faults = list_faults(saved, self._processes)
             if faults:
                 raise CheckpointError("a save before the first step: " + "\n".join(faults))
-            self._processes.on_main(lambda: self._store.check_room(measure_checkpoint(saved)))
             yield saved
             self._processes.barrier()  # every rank has read it
         finally:
-            if self._processes.is_main:
+            if self._processes.is_leader:
                 shutil.rmtree(folder, ignore_errors=True)
 
     @property
@@ -286,6 +317,8 @@ class Saver:
 
     def finish(self) -> None:
         """Waits for the save and the upload in progress; raises an error of rank 0 on every rank.
+
+        A failed upload is an error of every rank.
 
         Raises:
             TrainingError: If another run has claimed the bucket.
@@ -304,7 +337,7 @@ class Saver:
         """Waits for the save and the upload in progress on this rank, and ignores errors."""
         if self._saving is not None:
             wait([self._saving])
-        if self._uploading is not None:  # set by the save
+        if self._uploading is not None:
             wait([self._uploading])
 
     def take_finished(self) -> list[Saved]:
@@ -350,13 +383,12 @@ class Saver:
         if not self._config.export_best:
             return None
 
-        def fetch_best() -> Checkpoint | None:
-            best = self.retention.find_best()
-            if best is not None:
-                self._store.fetch(best)
-            return best
-
-        return self._processes.on_main(fetch_best)
+        best = self._processes.on_main(self.retention.find_best)
+        if best is None:
+            return None
+        copy = Checkpoint(self._run_folder.path / best.folder.name, best.step)
+        self._store.fetch(copy, self._processes, "model")
+        return copy
 
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """Writes the model for `from_pretrained` (rank 0)."""

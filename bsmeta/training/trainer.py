@@ -90,7 +90,7 @@ class Trainer:
         self.schedule = schedule
         self.task = task
         self.accelerator = accelerator
-        self.processes = Processes.of_group(accelerator.device)
+        self.processes = Processes.of_group(accelerator.device, run_folder.leaders)
         self.run_folder = run_folder
         self.watchdog = watchdog
         self.stop = stop
@@ -214,7 +214,7 @@ class Trainer:
 
     def _begin_run_folder(self) -> None:
         """Prepares the run folder for the steps from here on, and opens this process's log."""
-        self.processes.on_main(lambda: self.run_folder.begin(self.config, self.progress.step))
+        self.processes.on_leaders(lambda: self.run_folder.begin(self.config, self.progress.step))
         if self.run_folder.process_log is not None:
             self.run_folder.process_log.open(self.run_folder.path)
 
@@ -436,6 +436,8 @@ class Trainer:
 
         exported = self.saver.find_exported_checkpoint() or self._last_checkpoint
         assert exported is not None  # `_run_loop` has saved the last step
+        if self.processes.leaders:
+            self.run_folder.store.fetch(exported, self.processes, "model")
         context = FinishContext(
             self.processes.rank,
             self.processes.size,
@@ -574,7 +576,7 @@ class Trainer:
 
         step = self.progress.step
         self.watchdog.enter(f"step {step}: looking for a checkpoint to roll back to")
-        self.processes.on_main(lambda: self.run_folder.store.fetch_newest(step))
+        self.run_folder.store.fetch_newest(self.processes, step)
         saved = find_rollback_point(self.run_folder.path, step, self.processes)
         self.tracker.record_event("spike", step, loss=loss, has_checkpoint=saved is not None)
         if saved is None:

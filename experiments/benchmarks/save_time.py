@@ -1,28 +1,34 @@
 """Measures the time that saves take from the training loop, with two processes on the CPU.
 
     python experiments/benchmarks/save_time.py saves=3 every=8 [engines=zero2,zero3] \
-        [keys of train.py]
+        [bucket=true] [layers=12 width=768] [keys of train.py]
 
 starts `train.py` for each engine (by default `ddp` and `fsdp2`), with a new GPT-2 of 124 million
 weights (12 layers, 768 wide) and AdamW in float32, on the sample: once with `async_save=false` and
 once with `true`. Under DeepSpeed, it starts a single run, in which every other checkpoint has
-`model/` (`export_steps`). Prints a JSON line for each run, there for each kind of checkpoint, with
-medians over its saves, except the last one, which the end of the run waits for:
+`model/` (`export_steps`). With `bucket=true`, every run has `async_save=true`, the first one in a
+folder, and the second one in a bucket on a local server (`bucket_sink.py`), which discards what it
+receives. Prints a JSON line for each run, under DeepSpeed for each kind of checkpoint, with medians
+over its saves, except the last one, which the end of the run waits for:
 
     pause_s: what a save took from the loop (`loop_seconds` of its event)
-    write_s: from its start until the checkpoint was complete (`seconds`)
+    write_s: from its start until the checkpoint was complete, and uploaded (`seconds`)
     step_s: a step while no save was in progress
     slower_s: how much longer the steps beside a save took than as many others
     lost: (pause_s + slower_s) / one minute: the share of time lost at one save per minute
+    cpu_s_per_gb: CPU time of an upload to the bucket, without TLS, in seconds per GB
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,14 +36,24 @@ from typing import Any
 import yaml
 from common import own_arguments
 
+from bsmeta.config.run_location import name_local_folder
+from bsmeta.training.bucket import RunBucket
+
 ROOT = Path(__file__).resolve().parents[2]
-OWN_KEYS = {"saves": "3", "every": "8", "engines": "ddp,fsdp2"}
+OWN_KEYS = {
+    "saves": "3",
+    "every": "8",
+    "engines": "ddp,fsdp2",
+    "bucket": "false",
+    "layers": "12",
+    "width": "768",
+}
+BUCKET = "benchmark"
+UPLOAD_BYTES = 256_000_000
 ENGINES = {"ddp": "cpu", "fsdp2": "cpu_fsdp2", "zero2": "cpu_zero2", "zero3": "cpu_zero2"}
 MODEL = {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
-    "n_layer": 12,
-    "n_embd": 768,
     "n_head": 12,
     "n_positions": 1024,
     "vocab_size": 50257,
@@ -72,11 +88,42 @@ def launch_file(engine: str, folder: Path) -> Path:
     return folder / "zero3.yaml"
 
 
+@contextmanager
+def run_server() -> Iterator[None]:
+    """Context with a local server, and the environment variables by which a run uses it."""
+    command = [sys.executable, str(Path(__file__).with_name("bucket_sink.py"))]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        os.environ |= {
+            "AWS_ENDPOINT_URL": server.stdout.readline().strip(),
+            "AWS_ACCESS_KEY_ID": "benchmark",
+            "AWS_SECRET_ACCESS_KEY": "benchmark",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def train(launch: Path, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
     """Runs `train.py` and returns the events of its log."""
+    return _train(launch, str(folder), folder, overrides)
+
+
+def train_in_bucket(launch: Path, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    """Runs `train.py` in the bucket of `run_server`; returns the events of its log."""
+    url = f"s3://{BUCKET}/{folder.name}"
+    staging = [f"staging_dir={folder}"]
+    return _train(launch, url, folder / name_local_folder(url), [*overrides, *staging])
+
+
+def _train(launch: Path, out_dir: str, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    """Runs `train.py`, and reads its log in a folder."""
     command = [sys.executable, "-P", "-m", "accelerate.commands.launch"]
     command += ["--config_file", str(launch)]
-    command += [str(ROOT / "bsmeta/train.py"), "--config-name", "demo", f"out_dir={folder}"]
+    command += [str(ROOT / "bsmeta/train.py"), "--config-name", "demo", f"out_dir={out_dir}"]
     subprocess.run([*command, *overrides], check=True, stdout=sys.stderr)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -130,6 +177,32 @@ def results(engine: str, keys: list[str], every: int, steps: int, folder: Path) 
         yield {"engine": engine, "async_save": aside == "true"} | summary(events, every)
 
 
+def measure_upload(folder: Path) -> float:
+    """Returns the CPU seconds that this process needs to upload a GB to `run_server`."""
+    file = folder / "random"
+    file.write_bytes(os.urandom(UPLOAD_BYTES))
+    bucket = RunBucket(f"s3://{BUCKET}/upload")
+    bucket.upload("warm-up", file)
+    began = time.process_time()
+    bucket.upload("random", file)
+    return (time.process_time() - began) / UPLOAD_BYTES * 1e9
+
+
+def bucket_results(
+    engine: str, keys: list[str], every: int, steps: int, folder: Path
+) -> Iterator[Any]:
+    """Trains in a folder and in a bucket, and yields what the asynchronous saves of each took."""
+    launch = launch_file(engine, folder)
+    own = [f"max_train_steps={steps}", "async_save=true"]
+    events = train(launch, folder / engine, [*keys, *own])
+    yield {"engine": engine, "bucket": False} | summary(events, every)
+    with run_server():
+        cpu_s_per_gb = round(measure_upload(folder), 2)
+        events = train_in_bucket(launch, folder / f"{engine}-bucket", [*keys, *own])
+    cost = summary(events, every) | {"cpu_s_per_gb": cpu_s_per_gb}
+    yield {"engine": engine, "bucket": True} | cost
+
+
 def main() -> None:
     """Trains under each engine and prints the results."""
     own = own_arguments(OWN_KEYS)
@@ -137,11 +210,13 @@ def main() -> None:
     steps = every * (int(own["saves"]) + 1)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "config.json"
-        model.write_text(json.dumps(MODEL))
+        size = {"n_layer": int(own["layers"]), "n_embd": int(own["width"])}
+        model.write_text(json.dumps(MODEL | size))
         keys = [*SMALL_STEPS, f"model_config_file={model}", f"save_steps={every}"]
         keys += ["num_warmup_steps=0", *sys.argv[1:]]
         for engine in own["engines"].split(","):
-            for result in results(engine, keys, every, steps, Path(folder)):
+            measure = bucket_results if own["bucket"] == "true" else results
+            for result in measure(engine, keys, every, steps, Path(folder)):
                 print(json.dumps(result), flush=True)
 
 

@@ -76,6 +76,35 @@ def test_an_incomplete_upload_leaves_no_object(s3: S3Server, tmp_path: Path) -> 
     assert "Uploads" not in s3.client.list_multipart_uploads(Bucket=BUCKET)
 
 
+def test_an_error_in_one_of_several_files_drops_the_incomplete_objects(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    files = {name: tmp_path / name for name in ("first", "second", "small")}
+    for name, file in files.items():
+        file.write_bytes(b"{}" if name == "small" else LARGE)
+    bucket = RunBucket(URL, part_bytes=5 * MEGABYTE)
+
+    def is_second_part(environ: Environ) -> bool:
+        is_part = "partNumber=2" in environ["QUERY_STRING"]
+        return is_part and environ["PATH_INFO"].endswith("/second")
+
+    s3.faults = [failing(503, "SlowDown", 99, is_second_part)]
+    with pytest.raises(DataError, match=r"s3://corpus/runs/first: writing second: .*SlowDown"):
+        bucket.upload_all(files)
+    assert "first" not in [entry.name for entry in bucket.list_objects()]
+    assert "Uploads" not in s3.client.list_multipart_uploads(Bucket=BUCKET)
+
+    s3.faults = []
+    bucket.upload_all(files)
+    assert bucket.list_objects() == [
+        StoredObject("first", 11 * MEGABYTE),
+        StoredObject("second", 11 * MEGABYTE),
+        StoredObject("small", 2),
+    ]
+    bucket.download("second", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == LARGE
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(403, "SignatureDoesNotMatch"), (403, "AccessDenied")]
 )

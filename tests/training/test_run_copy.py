@@ -137,6 +137,54 @@ def test_a_copy_loses_what_the_run_has_deleted(run: RunFolder, s3: S3Server) -> 
     assert (model / "model.safetensors").read_bytes() == b"weights"
 
 
+def list_downloads(s3: S3Server) -> list[str]:
+    """Lists the objects that were read since the last call."""
+    paths = [path.partition("?") for method, path, _ in s3.requests if method == "GET"]
+    s3.requests.clear()
+    prefix = f"/{BUCKET}/runs/first/"
+    return sorted(path.removeprefix(prefix) for path, _, _ in paths if path.startswith(prefix))
+
+
+def test_only_changed_objects_and_new_parts_of_logs_are_read_again(
+    run: RunFolder, s3: S3Server
+) -> None:
+    s3.put({"runs/first/evaluation/evaluation.json": b"{}"})
+    copy = bsmeta.open_run(URL).path
+    s3.requests.clear()
+    bsmeta.open_run(URL)
+    assert list_downloads(s3) == []
+
+    with (run.path / "metrics.jsonl").open("a") as log:
+        log.write('{"event": "step", "step": 4, "loss": 0.25}\n')
+    run.store.publish_files()
+    s3.put({"runs/first/evaluation/evaluation.json": b"[]"})
+    s3.requests.clear()
+    assert [event["step"] for event in bsmeta.open_run(URL).metrics("step")] == [3, 4]
+    assert list_downloads(s3) == ["evaluation/evaluation.json", "metrics.jsonl/000001-000002"]
+    assert (copy / "evaluation/evaluation.json").read_bytes() == b"[]"
+
+    (copy / "evaluation/evaluation.json").write_bytes(b"{} ")  # not by a copy
+    (copy / "metrics.jsonl").unlink()
+    bsmeta.open_run(URL)
+    assert list_downloads(s3) == [
+        "evaluation/evaluation.json",
+        "metrics.jsonl/000001-000001",
+        "metrics.jsonl/000001-000002",
+    ]
+    assert (copy / "evaluation/evaluation.json").read_bytes() == b"[]"
+
+    (copy / ".objects.json").write_bytes(b"{")
+    bsmeta.open_run(URL)
+    assert "config.yaml" in list_downloads(s3)
+
+
+def test_a_log_of_a_later_start_replaces_the_copy(run: RunFolder, s3: S3Server) -> None:
+    opened = bsmeta.open_run(URL)
+    assert [event["step"] for event in opened.metrics("step")] == [3]
+    RunBucket(URL).write("metrics.jsonl/000002-000001", b'{"event": "step", "step": 2}\n')
+    assert [event["step"] for event in opened.metrics("step")] == [2]
+
+
 def test_a_missing_evaluation_is_made_from_the_address(run: RunFolder) -> None:
     with pytest.raises(DataError, match=f"`bsmeta evaluate checkpoint={URL}` makes one"):
         bsmeta.open_run(URL).evaluation()

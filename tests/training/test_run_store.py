@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -14,13 +15,16 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.core.errors import CheckpointError, ConfigurationError, TrainingError
+from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError, TrainingError
 from bsmeta.models.manifest import FileEntry, Manifest, describe_file, find_fault, write_manifest
 from bsmeta.training.bucket import RunBucket
 from bsmeta.training.checkpoint import FORMAT, Checkpoint, list_checkpoints
+from bsmeta.training.processes import ALONE, Processes
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.run_store import BucketStore, join_logs, list_log_parts
 from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, failing
+from tests.launching.networks import free_port
+from tests.training.rank_threads import run_ranks
 from tests.warm import Warm
 
 PREFIX = "runs/first"
@@ -86,7 +90,7 @@ def test_another_machine_resumes_with_the_address_alone(s3: S3Server, tmp_path: 
     for step in (1, 2, 3):
         log.write({"event": "step", "step": step})
         if step < 3:
-            first.store.publish(save(first.path, step))
+            first.store.publish(save(first.path, step), ALONE)
     assert (first.path / "checkpoint-1step/state").is_dir()
     assert not (first.path / "checkpoint-1step/state/torch.pt").exists()  # a stub
     first.store.close()
@@ -95,7 +99,7 @@ def test_another_machine_resumes_with_the_address_alone(s3: S3Server, tmp_path: 
     second = open_folder(tmp_path / "b", resume=True)
     assert [saved.step for saved in list_checkpoints(second.path)] == [1, 2]
     assert not (second.path / "checkpoint-2step/state/torch.pt").exists()
-    second.store.fetch_newest()
+    second.store.fetch_newest(ALONE)
     assert (second.path / "checkpoint-2step/state/torch.pt").read_bytes() == b"weights"
     assert not (second.path / "checkpoint-1step/state/torch.pt").exists()
 
@@ -115,13 +119,13 @@ def test_a_changed_object_is_named_and_an_earlier_checkpoint_is_used(
     first = open_folder(tmp_path / "a")
     first.begin(CausalLMConfig(), 0)
     for step in (1, 2):
-        first.store.publish(save(first.path, step))
+        first.store.publish(save(first.path, step), ALONE)
     first.store.close()
     s3.put({f"{PREFIX}/checkpoint-2step/state/torch.pt": b"Weights"})
 
     second = open_folder(tmp_path / "b", resume=True)
     with caplog.at_level(logging.WARNING):
-        second.store.fetch_newest()
+        second.store.fetch_newest(ALONE)
     assert (
         f"{URL}/checkpoint-2step/state/torch.pt: the object has changed: 7 bytes, xxh3 "
         in caplog.text
@@ -132,7 +136,7 @@ def test_a_changed_object_is_named_and_an_earlier_checkpoint_is_used(
     s3.client.delete_object(Bucket=BUCKET, Key=f"{PREFIX}/checkpoint-1step/state/torch.pt")
     (second.path / "checkpoint-1step/state/torch.pt").unlink()
     with pytest.raises(CheckpointError, match=f"{URL}/.*torch.pt: the object is missing"):
-        second.store.fetch(list_checkpoints(second.path)[0])
+        second.store.fetch(list_checkpoints(second.path)[0], ALONE)
     second.begin(CausalLMConfig(), 1)
     assert [name for name in list_names(s3) if "checkpoint-2step" in name] == []
     second.store.close()
@@ -162,7 +166,7 @@ def test_a_checkpoint_that_cannot_be_staged_is_skipped_and_deleted(
     first = open_folder(tmp_path / "a")
     first.begin(CausalLMConfig(), 0)
     for step in (1, 2):
-        first.store.publish(save(first.path, step))
+        first.store.publish(save(first.path, step), ALONE)
     first.store.close()
     if content is None:
         s3.client.delete_object(Bucket=BUCKET, Key=f"{PREFIX}/checkpoint-2step/{name}")
@@ -170,7 +174,7 @@ def test_a_checkpoint_that_cannot_be_staged_is_skipped_and_deleted(
         s3.put({f"{PREFIX}/checkpoint-2step/{name}": content})
 
     second = open_folder(tmp_path / "b", resume=True)
-    second.store.fetch_newest()
+    second.store.fetch_newest(ALONE)
     assert message in caplog.text
     assert [saved.step for saved in list_checkpoints(second.path)] == [1, 2]
     assert (second.path / "checkpoint-1step/state/torch.pt").read_bytes() == b"weights"
@@ -230,6 +234,21 @@ def test_a_run_below_the_prefix_is_not_deleted(s3: S3Server, tmp_path: Path) -> 
     open_folder(tmp_path / "b", resume=True).store.close()
 
 
+def test_a_run_below_another_one_is_refused(s3: S3Server, tmp_path: Path) -> None:
+    open_folder(tmp_path / "a").store.close()
+    inner = RunBucket(f"{URL}/seeds/1")
+    refusal = rf"out_dir={URL}/seeds/1: it is below {URL}, which belongs to another run; expected"
+    with pytest.raises(ConfigurationError, match=refusal):
+        BucketStore(tmp_path / "b", inner).open(resume=False, overwrite=True)
+    assert inner.list_objects() == []
+
+    s3.faults = [failing(403, "AccessDenied", 9, matches("HEAD", "run.txt"))]
+    assert inner.find_parent_with(".bsmeta-run/run.txt") is None
+    s3.faults = [failing(503, "SlowDown", 9, matches("HEAD", "run.txt"))]
+    with pytest.raises(DataError, match=f"reading {URL}/seeds/.bsmeta-run/run.txt"):
+        inner.find_parent_with(".bsmeta-run/run.txt")
+
+
 def test_a_second_run_is_refused_and_a_replaced_one_uploads_nothing_more(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,11 +261,11 @@ def test_a_second_run_is_refused_and_a_replaced_one_uploads_nothing_more(
     monkeypatch.setattr("bsmeta.training.run_store.socket.gethostname", lambda: "other")
     second = open_folder(tmp_path / "d", resume=True)
     with pytest.raises(TrainingError, match="another process has resumed or replaced this run"):
-        first.store.publish(save(first.path, 1))
+        first.store.publish(save(first.path, 1), ALONE)
     assert list_published(s3, tmp_path) == []
 
     second.begin(CausalLMConfig(), 0)
-    second.store.publish(save(second.path, 1))
+    second.store.publish(save(second.path, 1), ALONE)
     second.store.close()
     with pytest.raises(ConfigurationError, match="holds an earlier run"):
         open_folder(tmp_path / "e")
@@ -279,7 +298,7 @@ def test_a_manifest_of_another_process_ends_the_run(s3: S3Server, tmp_path: Path
     run = open_folder(tmp_path / "a")
     s3.put({f"{PREFIX}/checkpoint-1step/manifest.json": b"{}"})
     with pytest.raises(TrainingError, match="manifest.json was written by another"):
-        run.store.publish(save(run.path, 1))
+        run.store.publish(save(run.path, 1), ALONE)
     run.store.close()
 
 
@@ -291,6 +310,72 @@ def test_two_checkpoints_must_fit(s3: S3Server, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"staging_dir: .* free; expected"):
         run.store.check_room(10**18)
     run.store.close()
+
+
+def test_ranks_of_two_folders_upload_and_download_their_shares(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    runs = [RunFolder(folder, BucketStore(folder, RunBucket(URL))) for folder in folders]
+    for folder in folders:
+        folder.mkdir()
+    runs[0].open(CausalLMConfig(), resume=False, overwrite=False)
+    leaders = (0, 1)
+    run_ranks(2, lambda processes: runs[processes.rank].join(processes, resume=False), leaders)
+
+    saved = [save(folder, 1) for folder in folders]
+    for folder in folders:
+        (folder / "checkpoint-1step/state/torch.pt").rename(folder / "torch.pt")
+    (folders[1] / "torch.pt").rename(folders[1] / "checkpoint-1step/state/torch.pt")
+    (folders[0] / "torch.pt").unlink()
+
+    def publish(processes: Processes) -> str:
+        try:
+            runs[processes.rank].store.publish(saved[processes.rank], processes)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    s3.faults = [failing(503, "SlowDown", 99, matches("PUT", "state/torch.pt"))]
+    errors = run_ranks(2, publish, leaders)
+    assert errors == [errors[0]] * 2
+    assert f"{URL}: writing checkpoint-1step/state/torch.pt: " in errors[0]
+    assert list_published(s3, tmp_path) == []
+
+    s3.faults = []
+    s3.requests.clear()
+    assert run_ranks(2, publish, leaders) == ["", ""]
+    assert list_published(s3, tmp_path) == [1]
+    assert sorted(list_uploads(s3)) == [
+        "checkpoint-1step/config.yaml",
+        "checkpoint-1step/data_state.json",
+        "checkpoint-1step/manifest.json",
+        "checkpoint-1step/state/torch.pt",
+        "checkpoint-1step/trainer_state.json",
+    ]
+
+    assert not (folders[0] / "checkpoint-1step/state/torch.pt").exists()
+    shutil.rmtree(folders[1] / "checkpoint-1step")
+    run_ranks(
+        2, lambda processes: runs[processes.rank].store.fetch(saved[processes.rank], processes),
+        leaders,
+    )  # fmt: skip
+    for folder in folders:
+        assert (folder / "checkpoint-1step/state/torch.pt").read_bytes() == b"weights"
+
+    (folders[1] / "checkpoint-1step/state/torch.pt").unlink()
+    s3.put({f"{PREFIX}/checkpoint-1step/state/torch.pt": b"Weights"})
+
+    def fetch(processes: Processes) -> str:
+        with pytest.raises(CheckpointError) as refusal:
+            runs[processes.rank].store.fetch(saved[processes.rank], processes)
+        return str(refusal.value)
+
+    errors = run_ranks(2, fetch, leaders)
+    assert errors == [errors[0]] * 2
+    assert "checkpoint-1step/state/torch.pt: the object has changed" in errors[0]
+    runs[1].store.close()
+    runs[0].store.close()
 
 
 def start(folder: Path, *keys: str, out_dir: str = URL, **environment: str) -> Warm:
@@ -415,3 +500,125 @@ def test_two_ranks_save_in_a_thread_and_resume_elsewhere(
     assert list_published(s3, tmp_path) == [6, 12]
     parts = list_log_parts(list_names(s3))["metrics.jsonl"]
     assert sorted(read_losses(join_logs(RunBucket(URL), parts))) == [*range(1, 13)]
+
+
+def start_machines(tmp_path: Path, *keys: str, **environment: str) -> list[Warm]:
+    """Starts two processes that share no folder, like those of two machines."""
+    port = free_port()
+    machines = []
+    for rank in range(2):
+        variables = {
+            "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "RANK": str(rank), "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment,
+        }  # fmt: skip
+        machines.append(start(tmp_path / f"machine-{rank}", *keys, **variables))
+    return machines
+
+
+def end_machines(machines: list[Warm]) -> list[tuple[int, str]]:
+    """Waits for processes; returns their exit codes and errors."""
+    errors = [machine.communicate()[1] for machine in machines]
+    return [(machine.wait(), text) for machine, text in zip(machines, errors, strict=True)]
+
+
+def list_uploads(s3: S3Server) -> list[str]:
+    """Lists the objects of checkpoints that were uploaded, in order."""
+    prefix = f"/{BUCKET}/{PREFIX}/checkpoint-"
+    paths = [path.partition("?")[0] for method, path, _ in s3.requests if method == "PUT"]
+    return [path.removeprefix(f"/{BUCKET}/{PREFIX}/") for path in paths if path.startswith(prefix)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero2"])
+def test_two_machines_without_a_shared_folder_save_and_resume(
+    engine: str, s3: S3Server, tmp_path: Path
+) -> None:
+    keys = (f"async_save={'false' if engine == 'zero2' else 'true'}", "log_documents=true")
+    stages = {"fsdp2": "fsdp2", "zero2": "2"}
+    environment = {"TOY_ZERO_STAGE": stages[engine]} if engine in stages else {}
+    ended = end_machines(start_machines(tmp_path, *keys, "max_train_steps=8", **environment))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert list_published(s3, tmp_path) == [8]
+    assert not [name for name in list_names(s3) if "rehearsal" in name or "claim" in name]
+    uploads = list_uploads(s3)
+    assert uploads.count("checkpoint-8step/manifest.json") == 1
+    assert uploads[-1] == "checkpoint-8step/manifest.json"
+
+    [second] = (tmp_path / "machine-1/runs/staging").iterdir()
+    staged = {path.name for path in (second / "checkpoint-8step/state").rglob("*.*")}
+    shards = {  # of its own rank, which it has uploaded
+        "ddp": set(),
+        "fsdp2": {"__1_0.distcp"},
+        "zero2": {"zero_pp_rank_1_mp_rank_00_optim_states.pt"},
+    }
+    assert staged == shards[engine]
+
+    shutil.rmtree(tmp_path / "machine-0")  # another machine takes its place
+    ended = end_machines(start_machines(tmp_path, *keys, RESUME, **environment))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert list_published(s3, tmp_path) == [8, 12]
+    parts = list_log_parts(list_names(s3))
+    assert sorted(read_losses(join_logs(RunBucket(URL), parts["metrics.jsonl"]))) == [*range(1, 13)]
+    for rank in range(2):
+        lines = join_logs(RunBucket(URL), parts[f"documents-rank{rank}.jsonl"]).splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [*range(1, 13)]
+        assert f"rank {rank} of 2".encode() in join_logs(
+            RunBucket(URL), parts[f"log-rank{rank}.txt"]
+        )
+
+
+@pytest.mark.long
+def test_a_failed_upload_of_the_second_machine_fails_the_save_on_both(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    s3.faults = [failing(503, "SlowDown", 99, matches("PUT", "checkpoint-8step/state/__1_0"))]
+    ended = end_machines(start_machines(tmp_path, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [2, 2], ended
+    for _, errors in ended:
+        assert "writing checkpoint-8step/state/__1_0.distcp" in errors
+    assert list_published(s3, tmp_path) == [4]
+
+    s3.faults = []
+    ended = end_machines(start_machines(tmp_path, RESUME, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert list_published(s3, tmp_path) == [4, 12]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["checkpoint-8step/state/__1_0", "checkpoint-8step/manifest"])
+def test_a_machine_that_is_killed_in_a_save_leaves_the_earlier_checkpoint(
+    path: str, s3: S3Server, tmp_path: Path
+) -> None:
+    machines = start_machines(tmp_path, TOY_ZERO_STAGE="fsdp2")
+    is_reached = matches("PUT", path)
+
+    def kill(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
+        if not is_reached(environ):
+            return None
+        os.kill(machines["__1_0" in path].pid, signal.SIGKILL)
+        return 503, {}, b""
+
+    s3.faults = [kill]
+    codes = [code for code, _ in end_machines(machines)]
+    assert -signal.SIGKILL in codes
+    assert 0 not in codes
+    assert list_published(s3, tmp_path) == [4]
+
+    s3.faults = []
+    ended = end_machines(start_machines(tmp_path, RESUME, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert list_published(s3, tmp_path) == [4, 12]
+
+
+@pytest.mark.long
+def test_a_changed_object_on_one_machine_is_skipped_by_both(s3: S3Server, tmp_path: Path) -> None:
+    """Only the second machine downloads the changed object: the first still has its copy."""
+    keys = ("keep_last_checkpoints=0", "max_train_steps=8")
+    ended = end_machines(start_machines(tmp_path, *keys, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    s3.put({f"{PREFIX}/checkpoint-8step/state/__0_0.distcp": b"changed"})
+
+    ended = end_machines(start_machines(tmp_path, *keys, RESUME, TOY_ZERO_STAGE="fsdp2"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "checkpoint-8step/state/__0_0.distcp: the object has changed" in ended[0][1]
+    assert list_published(s3, tmp_path) == [4, 8]

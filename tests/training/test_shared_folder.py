@@ -7,13 +7,19 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.training.checkpoint import divide_files, select_unique_files
+from bsmeta.training.processes import Processes
+from bsmeta.training.shared_folder import find_leaders
 from tests.disks import small_disk
 from tests.launching.networks import free_port
+from tests.training.rank_threads import run_ranks
 from tests.warm import ENVIRONMENT, REPOSITORY, Warm
 
 __all__ = ["small_disk"]
@@ -58,6 +64,69 @@ def machines(tmp_path: Path) -> list[Path]:
     for folder in folders:
         folder.mkdir()
     return folders
+
+
+@pytest.mark.parametrize(
+    ("machines_of_ranks", "folders_of_ranks", "leaders"),
+    [
+        ("aabb", "xxxx", ()),  # on a file system that both machines share
+        ("aabb", "xxyy", (0, 0, 2, 2)),
+        ("abba", "xyyx", (0, 1, 1, 0)),
+        ("abc", "xyy", (0, 1, 1)),  # two of three machines share a folder
+        ("aa", "xy", (0, 1)),
+    ],
+)
+def test_ranks_find_those_that_share_their_folder(
+    machines_of_ranks: str,
+    folders_of_ranks: str,
+    leaders: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = threading.local()
+    monkeypatch.setattr(
+        "bsmeta.training.shared_folder._identify_machine", lambda: str(machine.name)
+    )
+    monkeypatch.setattr("bsmeta.training.shared_folder._WAIT_S", 0.5)
+
+    def find(processes: Processes) -> tuple[int, ...]:
+        machine.name = machines_of_ranks[processes.rank]
+        return find_leaders(tmp_path / folders_of_ranks[processes.rank], processes)
+
+    found = run_ranks(len(machines_of_ranks), find)
+    assert found == [leaders] * len(machines_of_ranks)
+    assert not [*tmp_path.glob("*/.*")]
+
+
+def test_a_folder_that_one_rank_cannot_write_is_refused_on_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folders = [tmp_path / "run", tmp_path / "file" / "run"]
+
+    def find(processes: Processes) -> str:
+        with pytest.raises(ConfigurationError) as refusal:
+            find_leaders(folders[processes.rank], processes)
+        return str(refusal.value)
+
+    messages = run_ranks(2, find)
+    assert messages == [messages[0]] * 2
+    assert messages[0].startswith(f"staging_dir: {folders[1]} on {socket.gethostname()} cannot be ")
+
+
+def test_files_are_divided_by_size_among_the_ranks_that_share_them() -> None:
+    sizes = {"a": 9, "b": 5, "c": 5, "d": 0, "e": 0}
+    shares = run_ranks(2, lambda processes: divide_files(sizes, processes))
+    assert shares == [["a", "d", "e"], ["b", "c"]]
+
+    folders = [{"a": 1, "b": 2}, {}, {"b": 2, "c": 3}, {}]
+    leaders = (0, 0, 2, 2)
+    files = run_ranks(
+        4,
+        lambda processes: select_unique_files(lambda: folders[processes.rank], processes),
+        leaders,
+    )
+    assert files == [{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"c": 3}, {"c": 3}]
+    shares = run_ranks(4, lambda processes: divide_files(files[processes.rank], processes), leaders)
+    assert shares == [["b"], ["a"], ["c"], []]
 
 
 @pytest.mark.long
