@@ -322,13 +322,14 @@ def reseal(checkpoint: Path, file: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "stage"),
     [
-        ("state/torch.pt", PLAIN),
-        ("state/.metadata", FSDP),
+        ("state/.metadata", PLAIN),
+        ("state/__0_0.distcp", FSDP),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("rng/rank0.pt", PLAIN),
-                ("state/__0_0.distcp", FSDP),
+                ("state/.metadata", FSDP),
+                ("state/__0_0.distcp", PLAIN),
             )
         ),
     ],
