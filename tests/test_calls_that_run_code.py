@@ -32,7 +32,7 @@ GATES: dict[str, set[str]] = {
 MODULES: dict[str, set[str]] = {
     "pickle": {
         "bsmeta/training/engines_states.py",  # the error of torch's restricted loads
-        "bsmeta/training/fsdp.py",  # refuses all but descriptions of tensors
+        "bsmeta/training/shards.py",  # refuses all but descriptions of tensors
         "bsmeta/training/pickled_enums.py",  # the error of both
         "bsmeta/training/processes.py",  # of an error of this process
         "experiments/benchmarks/startup.py",  # of what it has measured itself

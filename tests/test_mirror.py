@@ -55,6 +55,7 @@ EXCEPTIONS = {
     "training/engine.py": ("training/test_engine_plain.py", "the interface of the engines"),
     "training/engine_deepspeed.py": ("training/test_equal_losses.py", "needs a launch"),
     "training/engines.py": ("training/test_equal_losses.py", "chooses by the launch"),
+    "training/fsdp.py": ("training/test_equal_losses.py", "needs a launch"),
     "training/profile.py": ("training/test_equal_losses.py", "needs the steps of a run"),
     "training/saving.py": ("faults/test_saves.py", "needs processes that are killed"),
     "training/step.py": ("training/test_equal_losses.py", "compared with a bare loop"),

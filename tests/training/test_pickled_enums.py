@@ -15,8 +15,8 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from bsmeta.training.engines_states import restrict_to_values
-from bsmeta.training.fsdp import read_pickled_description
 from bsmeta.training.pickled_enums import make_member_reader
+from bsmeta.training.shards import read_pickled_description
 
 
 class Attribute:

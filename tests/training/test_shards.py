@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.fsdp import read_full_tensors, read_tensor_shapes
+from bsmeta.training.shards import read_full_tensors, read_tensor_shapes
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 with tempfile.TemporaryDirectory() as made:
