@@ -9,16 +9,27 @@ ranks, and engines that divide their tensors otherwise or not at all, can read t
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
+    TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 
 def split_flat_range(shape: tuple[int, ...], start: int, stop: int) -> list[ChunkStorageMetadata]:
@@ -69,20 +80,16 @@ def _split(shape: tuple[int, ...], start: int, stop: int) -> list[_Box]:
 
 def _split_row(row_shape: tuple[int, ...], row: int, start: int, stop: int) -> list[_Box]:
     """Splits a range of the elements of one row."""
-    return [
-        ((row, *offsets), (1, *sizes)) for offsets, sizes in _split(row_shape, start, stop)
-    ]
+    return [((row, *offsets), (1, *sizes)) for offsets, sizes in _split(row_shape, start, stop)]
 
 
 class Fragment:
     """A range of the elements of a tensor, in the memory of this rank.
 
-    It has the methods by which torch's planners describe values that are not tensors
-    (`torch.distributed._checkpointable`).
-
     Attributes:
         shape: Shape of the whole tensor.
         values: The elements of the range, in one dimension.
+        boxes: The boxes that the range consists of.
     """
 
     def __init__(self, shape: torch.Size, start: int, values: torch.Tensor) -> None:
@@ -93,54 +100,81 @@ class Fragment:
         """
         self.shape = shape
         self.values = values.detach()
-        self._boxes = split_flat_range(shape, start, start + values.numel())
+        self.boxes = split_flat_range(shape, start, start + values.numel())
 
-    def size(self) -> torch.Size:
-        """Returns the shape of the whole tensor, which torch compares with the stored one."""
-        return self.shape
-
-    def __create_write_items__(self, name: str, _: Fragment) -> list[WriteItem]:
-        """Describes the boxes for a plan to write them."""
-        properties = TensorProperties.create_from_tensor(self.values)
-        return [
-            WriteItem(
-                index=MetadataIndex(name, box.offsets),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk=box, properties=properties, size=self.shape),
-            )
-            for box in self._boxes
-        ]
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Describes the boxes for a plan to read them."""
-        return self._boxes
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """Returns the box at the offsets of an index, as a view of the values."""
+    def get_box(self, offsets: torch.Size | None) -> torch.Tensor:
+        """Returns the values of the box at some offsets, as a view."""
         position = 0
-        for box in self._boxes:
+        for box in self.boxes:
             numel = math.prod(box.sizes)
-            if box.offsets == index.offset:
+            if box.offsets == offsets:
                 return self.values.narrow(0, position, numel).view(box.sizes)
             position += numel
-        raise ValueError(f"{index.fqn}: this rank has no box at {index.offset}")
+        raise KeyError(offsets)
 
 
 class FragmentSavePlanner(dcp.DefaultSavePlanner):
     """Torch's planner, which also writes fragments."""
 
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        self._fragments, tensors = _separate_fragments(state_dict)
+        super().set_up_planner(tensors, storage_meta, is_coordinator)
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        items = [*plan.items]
+        for name, fragment in self._fragments.items():
+            properties = TensorProperties.create_from_tensor(fragment.values)
+            for box in fragment.boxes:
+                data = TensorWriteData(chunk=box, properties=properties, size=fragment.shape)
+                index = MetadataIndex(name, box.offsets)
+                items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        return replace(plan, items=items)
+
     def lookup_object(self, index: MetadataIndex) -> Any:
-        value = self.state_dict[index.fqn]
-        if isinstance(value, Fragment):
-            return value.__get_tensor_shard__(index)
+        if index.fqn in self._fragments:
+            return self._fragments[index.fqn].get_box(index.offset)
         return super().lookup_object(index)
 
 
 class FragmentLoadPlanner(dcp.DefaultLoadPlanner):
     """Torch's planner, which also reads fragments."""
 
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        self._fragments, tensors = _separate_fragments(state_dict)
+        super().set_up_planner(tensors, metadata, is_coordinator)
+
+    def create_local_plan(self) -> LoadPlan:
+        plan = super().create_local_plan()
+        assert self.metadata is not None
+        items = [*plan.items]
+        for name, fragment in self._fragments.items():
+            entry = self.metadata.state_dict_metadata.get(name)
+            if not isinstance(entry, TensorStorageMetadata):
+                raise ValueError(f"{name} is missing")
+            if entry.size != fragment.shape:
+                raise ValueError(f"{name}: found {[*entry.size]}, expected {[*fragment.shape]}")
+            items += create_read_items_for_chunk_list(name, entry, fragment.boxes)
+        return replace(plan, items=items)
+
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        value = self.state_dict[index.fqn]
-        if isinstance(value, Fragment):
-            return value.__get_tensor_shard__(index)
+        if index.fqn in self._fragments:
+            return self._fragments[index.fqn].get_box(index.offset)
         return super().lookup_tensor(index)
+
+
+def _separate_fragments(state: dict[str, Any]) -> tuple[dict[str, Fragment], dict[str, Any]]:
+    """Returns the fragments of a state, and its other values."""
+    fragments = {name: value for name, value in state.items() if isinstance(value, Fragment)}
+    others = {name: value for name, value in state.items() if name not in fragments}
+    return fragments, others
