@@ -11,7 +11,6 @@ import io
 import math
 import pickle
 import pickletools
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +32,7 @@ from bsmeta.core.errors import CheckpointError
 from bsmeta.core.progress import report_opaque_work, report_progress
 from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.pickled_enums import NAMES_OF_GETATTR, make_member_reader
-from bsmeta.training.processes import Processes
+from bsmeta.training.processes import ALONE, Processes
 
 _METADATA_FILE = ".metadata"
 # Classes and functions in a description of tensors, beside dtypes. They are listed one by one,
@@ -78,12 +77,13 @@ def write_shards(
         Exception: On every rank, the error of the first rank that failed.
     """
     processes.on_main(folder.mkdir)  # torch would also create the folders above it
-    with _raise_first_error():
+    with _raise_first_error(folder):
         dcp.save(
             state,
             storage_writer=_Writer(folder),
             planner=planner,
             process_group=processes.group,
+            no_dist=processes.size == 1,
         )
 
 
@@ -105,17 +105,18 @@ def read_shards(
     Raises:
         CheckpointError: If the folder holds other tensors.
     """
-    with name_damaged_file(folder), _raise_first_error():
+    with name_damaged_file(folder), _raise_first_error(folder):
         dcp.load(
             state,
             storage_reader=_Reader(folder),
             planner=planner,
             process_group=processes.group,
+            no_dist=processes.size == 1,
         )
 
 
 def read_full_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Reads the full tensors whose names begin with `prefix`; their keys do not have it.
+    """Reads the full tensors whose names begin with `prefix`.
 
     This rank reads them by itself, into main memory.
     """
@@ -124,10 +125,8 @@ def read_full_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
         for name, (size, dtype) in read_tensor_shapes(folder).items()
         if name.startswith(prefix)
     }
-    with name_damaged_file(folder), _raise_first_error(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    read_shards(tensors, folder, ALONE)
+    return tensors
 
 
 def read_tensor_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -263,7 +262,7 @@ class _Reader(dcp.FileSystemReader):
 
 
 @contextmanager
-def _raise_first_error() -> Iterator[None]:
+def _raise_first_error(folder: Path) -> Iterator[None]:
     """Context that raises the error of the first rank that failed, not torch's set of errors."""
     try:
         yield
@@ -271,4 +270,17 @@ def _raise_first_error() -> Iterator[None]:
         rank, (cause, _) = min(error.failures.items())
         if isinstance(cause, OSError):
             raise cause from None
-        raise CheckpointError(f"rank {rank}: {type(cause).__name__}: {cause}") from cause
+        reason = _extract_reason(cause)
+        raise CheckpointError(
+            f"{folder}: {type(cause).__name__}: {reason} (rank {rank})"
+        ) from cause
+
+
+def _extract_reason(error: BaseException) -> str:
+    """Extracts why torch refused a file, without torch's advice on how to load it anyway."""
+    lines = str(error).splitlines()
+    for mark in ("GLOBAL", "WeightsUnpickler"):
+        for line in lines:
+            if mark in line:
+                return line.strip()
+    return str(error)
