@@ -76,7 +76,8 @@ def run_engine(
     first_step = 0
     if load is not None:
         engine.load(Path(load))
-        first_step = int(read_full_tensors(Path(load), "optimizer/step/")["middle.weight"])
+        counter = "optimizer/step/middle.weight"
+        first_step = int(read_full_tensors(Path(load), counter)[counter])
 
     losses = []
     for step in range(first_step, first_step + steps):
@@ -93,10 +94,11 @@ def run_engine(
     weights = engine.gather_weights()
     if not accelerator.is_main_process:
         return {}
-    saved_weights = read_full_tensors(Path(save), "model/")
+    dtype = next(engine.model.parameters()).dtype
+    saved_tensors = read_full_tensors(Path(save), "model/")
     is_rounded = all(
-        torch.equal(weights[name], saved_weights[name].to(weights[name].dtype))
-        for name in saved_weights
+        torch.equal(weights[entry.removeprefix("model/")], tensor.to(dtype))
+        for entry, tensor in saved_tensors.items()
     )
     return {"losses": losses, "is_rounded": is_rounded}
 
