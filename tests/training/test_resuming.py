@@ -19,7 +19,7 @@ from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.steps import set_branch_length
 from bsmeta.config.value_checks import find_value_problems
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.models.manifest import Manifest, describe_file, write_manifest
+from bsmeta.models.manifest import Manifest, describe_file, read_manifest, write_manifest
 from bsmeta.training.checkpoint import FORMAT, Checkpoint
 from bsmeta.training.resuming import (
     check_exports,
@@ -90,6 +90,36 @@ def test_the_task_is_compared_before_the_launch(
     assert resumed.returncode == 2
     assert f"{saved} is a checkpoint of task=other, this run has task=" in resumed.stderr
     assert "rows a step" not in resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("state/engine.json", b"{", "JSONDecodeError"),
+        ("state/.metadata", b"\x80\x04K\x01.", "ValueError"),
+        ("trainer_state.json", b"{", "JSONDecodeError"),
+        ("data_state.json", b'"\xff"', "UnicodeDecodeError"),
+    ],
+)
+def test_a_forged_state_ends_the_run_with_its_name(
+    file: str,
+    content: bytes,
+    reason: str,
+    launch: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    """Although the manifest matches the content; without a traceback."""
+    out_dir = f"out_dir={tmp_path}/run"
+    launch(SCRIPT, *RUN, out_dir)
+    saved = tmp_path / "run" / "checkpoint-2step"
+    (saved / file).write_bytes(content)
+    entries = {name: describe_file(saved / name) for name in read_manifest(saved).files}
+    write_manifest(saved, Manifest(FORMAT, entries, 2))
+    resume = ("resume_from_checkpoint_dir=latest", "max_train_steps=4")
+    resumed = launch(SCRIPT, *RUN, out_dir, *resume, check=False)
+    assert resumed.returncode == 1
+    assert f"error: {saved / file}: cannot be read ({reason}: " in resumed.stderr
+    assert "Traceback" not in resumed.stderr
 
 
 def test_an_equivalent_path_is_not_a_changed_setting(
