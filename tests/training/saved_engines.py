@@ -1,7 +1,7 @@
 """Engines that load a state, train a small model for some steps, and save: one after the other.
 
 `ENGINES` (JSON in the environment): a list of {"stage" of ZeRO, "steps", "load" and "save" (folders
-or null), "names" of weights that are left out}. Rank 0 prints, for each, the losses of the steps,
+or null), "names" of weights that are left out, "accumulation" (type of gradients)}. Rank 0 prints, for each, the losses of the steps,
 and whether the weights of the model are those of the saved state, rounded.
 """
 
@@ -38,13 +38,16 @@ class SmallModel(nn.Module):
         self.register_buffer("offset", torch.randn(5))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        values = self.frozen(self.middle(self.embedding(tokens)).relu()) + self.offset
+        values = self.frozen(self.middle(self.embedding(tokens)).relu())
+        values = values + self.offset.to(values.dtype)
         values = values + torch.einsum("bi,kil->bi", values, self.mixture)
         logits: torch.Tensor = self.output(values)
         return logits
 
 
-def make_deepspeed_config(config: CausalLMConfig, stage: int) -> dict[str, Any]:
+def make_deepspeed_config(
+    config: CausalLMConfig, stage: int, accumulation: str | None
+) -> dict[str, Any]:
     return {
         "zero_optimization": {
             "stage": stage,
@@ -56,6 +59,8 @@ def make_deepspeed_config(config: CausalLMConfig, stage: int) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": config.mixed_precision == "bf16"},
+        "fp16": {"enabled": config.mixed_precision == "fp16", "loss_scale_window": 2},
+        "data_types": {"grad_accum_dtype": accumulation},
         "steps_per_print": 10**9,
     }
 
@@ -67,9 +72,11 @@ def run_engine(
     load: str | None = None,
     save: str | None = None,
     names: tuple[str, ...] = (),
+    accumulation: str | None = None,
 ) -> dict[str, Any]:
     AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = create_accelerator(config, make_deepspeed_config(config, stage), None)
+    deepspeed_config = make_deepspeed_config(config, stage, accumulation)
+    accelerator = create_accelerator(config, deepspeed_config, None)
     torch.manual_seed(config.seed if load is None else config.seed + 1)
     model = SmallModel()
     engine = make_engine(accelerator, model, build_optimizer(model, config), frozenset(names))
