@@ -31,9 +31,8 @@ GATES: dict[str, set[str]] = {
 # Modules that run code of what they read -> the files that may import them.
 MODULES: dict[str, set[str]] = {
     "pickle": {
-        "bsmeta/training/engines_states.py",  # the error of torch's restricted loads
         "bsmeta/training/shards.py",  # refuses all but descriptions of tensors
-        "bsmeta/training/pickled_enums.py",  # the error of both
+        "bsmeta/training/pickled_enums.py",  # the error of that reader
         "bsmeta/training/processes.py",  # of an error of this process
         "experiments/benchmarks/startup.py",  # of what it has measured itself
     },

@@ -68,7 +68,7 @@ _BLOCKS_SET_IN_HYDRA = {
     "csv_monitor": "trackers",
 }
 
-# Switches that the trainer sets itself, or that would scatter a checkpoint across machines.
+# Switches of DeepSpeed's own checkpoints, which the trainer does not use.
 _CHECKPOINT_SWITCHES = ("checkpoint.load_universal", "checkpoint.use_node_local_storage")
 # Keys with which DeepSpeed takes over work of the trainer, or withholds values that it needs.
 _UNSUPPORTED_KEYS = tuple(
@@ -237,9 +237,7 @@ class DeepSpeedJson:
 
         for key in _CHECKPOINT_SWITCHES:
             if self._read_value(key) is True:
-                expected = (
-                    "no such key: the trainer keeps whole checkpoints, and converts them itself"
-                )
+                expected = "no such key: the trainer writes and reads checkpoints itself"
                 yield self._describe_problem(key, expected, "delete it")
         for key in _UNSUPPORTED_KEYS:
             if self._read_value(key) is not MISSING:

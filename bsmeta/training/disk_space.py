@@ -31,18 +31,17 @@ MARGIN = 1.1
 It leaves room for logs, file system overhead, and added tokens."""
 
 
-def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
+def check_room(out_dir: Path, *, with_model: bool = False) -> None:
     """Refuses a save that would not fit on the disk.
 
     Args:
-        like: Checkpoint of about the same size; None: the last one in `out_dir`.
         with_model: Whether the checkpoint will contain `model/`.
 
     Raises:
         DataError: If there is not enough space.
     """
-    checkpoints = [like] if like else list_checkpoints(out_dir)
-    required = int(_measure_last_checkpoint(checkpoints, with_model=with_model) * MARGIN)
+    last_bytes = _measure_last_checkpoint(list_checkpoints(out_dir), with_model=with_model)
+    required = int(last_bytes * MARGIN)
     free = measure_free_bytes(out_dir)
     if free < required:
         raise DataError(

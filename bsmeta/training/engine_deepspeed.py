@@ -25,10 +25,11 @@ from bsmeta.training.engine_state import (
     LossScale,
     map_first_names,
     read_training_values,
+    write_state,
 )
 from bsmeta.training.fragments import Fragment, FragmentLoadPlanner, FragmentSavePlanner
 from bsmeta.training.processes import Processes
-from bsmeta.training.shards import read_shards, read_tensor_shapes, write_shards
+from bsmeta.training.shards import read_shards, read_tensor_shapes
 from bsmeta.training.zero_partitions import (
     MasterRange,
     cut_untrained,
@@ -75,8 +76,8 @@ class DeepSpeedEngine(Engine):
             self._refuse_damaged_weights()
 
         values = EngineValues(has_optimizer=True, loss_scale=self._collect_loss_scale())
-        write_shards(self._collect_state(), folder, self._processes, FragmentSavePlanner())
-        self._processes.on_main(lambda: values.write(folder))
+        state = self._collect_state()
+        write_state(state, values, folder, self._processes, FragmentSavePlanner())
 
     def _collect_state(self) -> dict[str, torch.Tensor | Fragment]:
         """Returns this rank's part of weights and optimizer, not copied."""

@@ -184,7 +184,7 @@ def test_a_file_to_load_that_the_manifest_does_not_list_is_refused(
     (saved / "notes.txt").touch()
     assert checkpoint.list_faults(Checkpoint(saved, 7), ALONE) == []
     (saved / folder).mkdir(exist_ok=True)
-    extra = saved / folder / "zero_pp_rank_9_mp_rank_00_optim_states.pt"
+    extra = saved / folder / "__9_0.distcp"
     for make in (extra.touch, lambda: extra.symlink_to(tmp_path)):
         make()
         (fault,) = checkpoint.list_faults(Checkpoint(saved, 7), ALONE)

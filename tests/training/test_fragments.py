@@ -73,10 +73,7 @@ def test_boxes_hold_each_element_of_a_range_once_and_in_order(
 def cut(shape: torch.Size, values: torch.Tensor, positions: list[int]) -> list[Fragment]:
     """Cuts a flattened tensor at some positions, as if each part were on another rank."""
     edges = [0, *sorted(positions), values.numel()]
-    return [
-        Fragment(shape, start, values[start:stop])
-        for start, stop in itertools.pairwise(edges)
-    ]
+    return [Fragment(shape, start, values[start:stop]) for start, stop in itertools.pairwise(edges)]
 
 
 def write(state: dict[str, Any], folder: str) -> None:
