@@ -22,7 +22,6 @@ from bsmeta.training.engine_state import (
     OPTIMIZER_PREFIX,
     VALUES_FILE,
     EngineValues,
-    LossScale,
     map_first_names,
     read_training_values,
     write_state,
@@ -37,10 +36,9 @@ from bsmeta.training.zero_partitions import (
     list_master_ranges,
     round_weights,
 )
+from bsmeta.training.zero_scaler import capture_loss_scale, get_loss_scaler, restore_loss_scale
 
 _STEP = "step"  # key of the step counter of a weight in the state of the optimizer
-# Attributes of DeepSpeed's loss scalers that change in training. The others are settings.
-_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 class DeepSpeedEngine(Engine):
@@ -75,7 +73,11 @@ class DeepSpeedEngine(Engine):
         if self.model.zero_optimization_stage() == 0:
             self._refuse_damaged_weights()
 
-        values = EngineValues(has_optimizer=True, loss_scale=self._collect_loss_scale())
+        loss_scale = None
+        if self.scales_loss:
+            loss_scale = capture_loss_scale(get_loss_scaler(self.model))
+        values = EngineValues(has_optimizer=True, loss_scale=loss_scale)
+
         state = self._collect_state()
         write_state(state, values, folder, self._processes, FragmentSavePlanner())
 
@@ -119,34 +121,6 @@ class DeepSpeedEngine(Engine):
                 state[MODEL_PREFIX + name] = values
         return state
 
-    def _get_loss_scaler(self) -> Any | None:
-        """Returns DeepSpeed's loss scaler; None if the loss is not scaled."""
-        if not self.scales_loss:
-            return None
-        optimizer = self.model.optimizer
-        is_zero = self.model.zero_optimization()
-        return optimizer.loss_scaler if is_zero else optimizer.loss_scale_config
-
-    def _collect_loss_scale(self) -> LossScale | None:
-        """Returns the state of the loss scaler; None if the loss is not scaled."""
-        scaler = self._get_loss_scaler()
-        if scaler is None:
-            return None
-        values = {key: getattr(scaler, key) for key in _SCALER_STATE if hasattr(scaler, key)}
-        return LossScale(scaler.cur_scale, type(scaler).__name__, values)
-
-    def _restore_loss_scale(self, saved: LossScale | None) -> None:
-        """Restores a dynamic loss scaler; from a scaler of another class, it takes the scale."""
-        scaler = self._get_loss_scaler()
-        if scaler is None or saved is None or not hasattr(scaler, "last_overflow_iter"):
-            return
-        if saved.scaler != type(scaler).__name__:
-            scaler.cur_scale = saved.scale
-            return
-        for key in _SCALER_STATE:
-            if hasattr(scaler, key):
-                setattr(scaler, key, saved.values[key])
-
     def _refuse_damaged_weights(self) -> None:
         """Raises an error if a weight is not finite.
 
@@ -171,8 +145,9 @@ class DeepSpeedEngine(Engine):
         round_weights(self.model)
         if self.model.zero_optimization_partition_weights():
             self.model.optimizer.checkpoint_event_epilogue()  # gathers the persistent ones
-        with name_damaged_file(folder / VALUES_FILE):
-            self._restore_loss_scale(values.loss_scale)
+        if self.scales_loss and values.loss_scale is not None:
+            with name_damaged_file(folder / VALUES_FILE):
+                restore_loss_scale(get_loss_scaler(self.model), values.loss_scale)
 
     def _read_state(self, folder: Path, weights: list[MasterRange]) -> dict[str, torch.Tensor]:
         """Reads this rank's part of weights and optimizer; returns the step counters by weight.

@@ -1,8 +1,9 @@
 """Engines that load a state, train a small model for some steps, and save: one after the other.
 
-`ENGINES` (JSON in the environment): a list of {"stage" of ZeRO, "steps", "load" and "save" (folders
-or null), "names" of weights that are left out}. Rank 0 prints, for each, the losses of the steps,
-and whether the weights of the model are those of the saved state, rounded.
+`ENGINES` (JSON in the environment): a list of {"stage" of ZeRO, "steps" (first and last), "load"
+and "save" (folders), "unsaved" (names of weights), "accumulation" (type of the gradients)}. Rank 0
+prints a line for each: the losses of the steps, and whether the weights of the model are those that
+it saved, rounded.
 """
 
 from __future__ import annotations
@@ -30,21 +31,25 @@ class SmallModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 5)
-        self.middle = nn.Linear(5, 5)
+        self.middle = nn.Linear(5, 5, bias=False)
         self.frozen = nn.Linear(5, 5).requires_grad_(False)
         self.mixture = nn.Parameter(torch.randn(3, 5, 3))
+        self.shift = nn.Parameter(torch.tensor([0.5]))
         self.output = nn.Linear(5, 7, bias=False)
         self.output.weight = self.embedding.weight
         self.register_buffer("offset", torch.randn(5))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        values = self.frozen(self.middle(self.embedding(tokens)).relu()) + self.offset
+        values = self.frozen((self.middle(self.embedding(tokens)) + self.shift).relu())
+        values = values + self.offset.to(values.dtype)
         values = values + torch.einsum("bi,kil->bi", values, self.mixture)
         logits: torch.Tensor = self.output(values)
         return logits
 
 
-def make_deepspeed_config(config: CausalLMConfig, stage: int) -> dict[str, Any]:
+def make_deepspeed_config(
+    config: CausalLMConfig, stage: int, accumulation: str | None
+) -> dict[str, Any]:
     return {
         "zero_optimization": {
             "stage": stage,
@@ -56,6 +61,8 @@ def make_deepspeed_config(config: CausalLMConfig, stage: int) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": config.mixed_precision == "bf16"},
+        "fp16": {"enabled": config.mixed_precision == "fp16", "loss_scale_window": 2},
+        "data_types": {"grad_accum_dtype": accumulation},
         "steps_per_print": 10**9,
     }
 
@@ -63,50 +70,46 @@ def make_deepspeed_config(config: CausalLMConfig, stage: int) -> dict[str, Any]:
 def run_engine(
     config: CausalLMConfig,
     stage: int,
-    steps: int = 0,
+    save: str,
     load: str | None = None,
-    save: str | None = None,
-    names: tuple[str, ...] = (),
+    steps: tuple[int, int] = (1, 0),
+    unsaved: tuple[str, ...] = (),
+    accumulation: str | None = None,
 ) -> dict[str, Any]:
     AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = create_accelerator(config, make_deepspeed_config(config, stage), None)
-    torch.manual_seed(config.seed if load is None else config.seed + 1)
+    deepspeed_config = make_deepspeed_config(config, stage, accumulation)
+    accelerator = create_accelerator(config, deepspeed_config, None)
+    torch.manual_seed(config.seed)
     model = SmallModel()
-    engine = make_engine(accelerator, model, build_optimizer(model, config), frozenset(names))
-    first_step = 0
+    engine = make_engine(accelerator, model, build_optimizer(model, config), frozenset(unsaved))
     if load is not None:
         engine.load(Path(load))
-        counter = "optimizer/step/middle.weight"
-        first_step = int(read_full_tensors(Path(load), counter)[counter])
 
     losses = []
-    for step in range(first_step, first_step + steps):
-        generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(7, (4,), generator=generator)[accelerator.process_index :: 2]
-        loss = nn.functional.cross_entropy(engine.model(tokens).float(), 6 - tokens)
+    for step in range(steps[0], steps[1] + 1):
+        rank = accelerator.process_index
+        tokens = torch.arange(7)[(torch.arange(4) * step + rank) % 7]
+        loss = nn.functional.cross_entropy(engine.model(tokens).float(), (tokens + 1) % 7)
         accelerator.backward(loss)
         assert engine.step(torch.tensor(True))
         losses.append(loss.item())
 
-    if save is None:
-        return {"losses": losses}
     engine.save(Path(save))
     weights = engine.gather_weights()
     if not accelerator.is_main_process:
         return {}
-    dtype = next(engine.model.parameters()).dtype
-    saved_tensors = read_full_tensors(Path(save), "model/")
-    is_rounded = all(
-        torch.equal(weights[entry.removeprefix("model/")], tensor.to(dtype))
-        for entry, tensor in saved_tensors.items()
-    )
-    return {"losses": losses, "is_rounded": is_rounded}
+    is_rounded = []
+    for entry, tensor in read_full_tensors(Path(save), "model/").items():
+        weight = weights[entry.removeprefix("model/")]
+        is_rounded.append(torch.equal(weight, tensor.to(weight.dtype)))
+    return {"losses": losses, "is_rounded": all(is_rounded)}
 
 
 def main(config: CausalLMConfig) -> int:
-    results = [run_engine(config, **engine) for engine in json.loads(os.environ["ENGINES"])]
-    if os.environ.get("RANK", "0") == "0":
-        print("FOUND", json.dumps(results))
+    for engine in json.loads(os.environ["ENGINES"]):
+        result = run_engine(config, **engine)
+        if result:
+            print("RESULT", json.dumps(result))
     return 0
 
 
