@@ -105,11 +105,11 @@ def _locate_shard(weight: Any) -> tuple[int, int]:
 def _list_whole_weights(optimizer: Any, names: dict[int, str]) -> Iterator[MasterRange]:
     """Yields all weights, which every rank has; their master weights if they are rounded."""
     if hasattr(optimizer, "fp32_groups"):
-        groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+        weight_groups, master_groups = optimizer.fp16_groups, optimizer.fp32_groups
     else:
-        groups = ((group["params"], group["params"]) for group in optimizer.param_groups)
+        weight_groups = master_groups = [group["params"] for group in optimizer.param_groups]
 
-    for weights, masters in groups:
+    for weights, masters in zip(weight_groups, master_groups, strict=True):
         for weight, master in zip(weights, masters, strict=True):
             name = names[id(weight)]
             yield MasterRange(name, weight.shape, 0, weight.numel(), master, 0)
@@ -124,7 +124,8 @@ def is_trained(tensor: torch.Tensor) -> bool:
 def cut_untrained(tensor: Any) -> torch.Tensor | Fragment | None:
     """Returns this rank's part of a frozen weight or a buffer, not copied; None if it has none."""
     if not hasattr(tensor, "ds_tensor"):
-        return tensor.detach()  # type: ignore[no-any-return]
+        whole_tensor: torch.Tensor = tensor.detach()
+        return whole_tensor
     start, numel = _locate_shard(tensor)
     if numel <= 0:
         return None
