@@ -73,6 +73,7 @@ def run_engine(
     save: str,
     load: str | None = None,
     steps: tuple[int, int] = (1, 0),
+    rounds: int = 1,
     unsaved: tuple[str, ...] = (),
     accumulation: str | None = None,
 ) -> dict[str, Any]:
@@ -82,17 +83,18 @@ def run_engine(
     torch.manual_seed(config.seed)
     model = SmallModel()
     engine = make_engine(accelerator, model, build_optimizer(model, config), frozenset(unsaved))
-    if load is not None:
-        engine.load(Path(load))
 
     losses = []
-    for step in range(steps[0], steps[1] + 1):
-        rank = accelerator.process_index
-        tokens = torch.arange(7)[(torch.arange(4) * step + rank) % 7]
-        loss = nn.functional.cross_entropy(engine.model(tokens).float(), (tokens + 1) % 7)
-        accelerator.backward(loss)
-        assert engine.step(torch.tensor(True))
-        losses.append(loss.item())
+    for _ in range(rounds):
+        if load is not None:
+            engine.load(Path(load))
+        for step in range(steps[0], steps[1] + 1):
+            rank = accelerator.process_index
+            tokens = torch.arange(7)[(torch.arange(4) * step + rank) % 7]
+            loss = nn.functional.cross_entropy(engine.model(tokens).float(), (tokens + 1) % 7)
+            accelerator.backward(loss)
+            assert engine.step(torch.tensor(True))
+            losses.append(loss.item())
 
     engine.save(Path(save))
     weights = engine.gather_weights()

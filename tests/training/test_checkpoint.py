@@ -145,8 +145,8 @@ def test_a_malformed_manifest_is_named(tmp_path: Path, key: str, value: Any, mes
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (4, r"an earlier version .* \(format 4, expected 5\)"),
-        (6, "a later version .* start afresh"),
+        (5, r"an earlier version .* \(format 5, expected 6\)"),
+        (7, "a later version .* start afresh"),
     ],
 )
 def test_a_checkpoint_of_another_version_is_refused(
