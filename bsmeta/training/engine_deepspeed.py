@@ -19,11 +19,12 @@ from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine
 from bsmeta.training.engine_state import (
     MODEL_PREFIX,
-    OPTIMIZER_PREFIX,
     VALUES_FILE,
     EngineValues,
     map_first_names,
+    name_optimizer_value,
     read_training_values,
+    split_value_name,
     write_state,
 )
 from bsmeta.training.fragments import Fragment, FragmentLoadPlanner, FragmentSavePlanner
@@ -87,9 +88,8 @@ class DeepSpeedEngine(Engine):
         for weight in self._list_master_ranges():
             state[MODEL_PREFIX + weight.name] = weight.cut(weight.master)
             for key, value in self._optimizer_state.get(weight.master, {}).items():
-                is_counter = key == _STEP
-                entry = f"{OPTIMIZER_PREFIX}{key}/{weight.name}"
-                state[entry] = value if is_counter else weight.cut(value)
+                entry = name_optimizer_value(key, weight.name)
+                state[entry] = value if key == _STEP else weight.cut(value)
         return state
 
     @property
@@ -161,7 +161,7 @@ class DeepSpeedEngine(Engine):
         for weight in weights:
             state[MODEL_PREFIX + weight.name] = weight.cut(weight.master)
             for key in keys[weight.name]:
-                entry = f"{OPTIMIZER_PREFIX}{key}/{weight.name}"
+                entry = name_optimizer_value(key, weight.name)
                 if key == _STEP:
                     state[entry] = counters[weight.name] = torch.zeros(())
                 else:
@@ -181,7 +181,7 @@ class DeepSpeedEngine(Engine):
         for entry in read_tensor_shapes(folder):
             if entry.removeprefix(MODEL_PREFIX) in tensors:
                 continue
-            key, _, name = entry.removeprefix(OPTIMIZER_PREFIX).partition("/")
+            key, name = split_value_name(entry)
             if name not in tensors or not is_trained(tensors[name]):
                 raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
             keys[name].append(key)

@@ -49,6 +49,8 @@ class PlainEngine(Engine):
         super().__init__(accelerator, model, optimizer, unsaved_weights)
         self.scales_loss = accelerator.scaler is not None
         self._keeps_gradients = False
+        # Under FSDP2, a thread that asked the model for them would disturb training.
+        self._first_names = map_first_names(self.unwrapped_model)
 
         if isinstance(self.model, DistributedDataParallel):
             # Buffers are equal on all ranks and never change: no model here has running statistics.
@@ -151,7 +153,7 @@ class PlainEngine(Engine):
             live_weights = self.gather_weights()
             return {
                 name: copy.get(MODEL_PREFIX + first_name, live_weights[name])
-                for name, first_name in map_first_names(self.unwrapped_model).items()
+                for name, first_name in self._first_names.items()
             }
 
         values = self._collect_values()

@@ -31,8 +31,7 @@ from bsmeta.training.shards import read_tensor_shapes, write_shards
 MODEL_PREFIX = "model/"
 """Prefix of the names of weights and buffers."""
 
-OPTIMIZER_PREFIX = "optimizer/"
-"""Prefix of the names of optimizer values."""
+_OPTIMIZER_PREFIX = "optimizer/"
 
 VALUES_FILE = "engine.json"
 
@@ -111,6 +110,19 @@ def write_state(
     processes.on_main(lambda: values.write(folder))
 
 
+def name_optimizer_value(key: str, weight: str) -> str:
+    """Returns the name in a checkpoint of a value that the optimizer has for a weight."""
+    return f"{_OPTIMIZER_PREFIX}{key}/{weight}"
+
+
+def split_value_name(name: str) -> tuple[str, str]:
+    """Splits the name of an optimizer value into key and weight; both are "" for other names."""
+    if not name.startswith(_OPTIMIZER_PREFIX):
+        return "", ""
+    key, _, weight = name.removeprefix(_OPTIMIZER_PREFIX).partition("/")
+    return key, weight
+
+
 def map_first_names(model: nn.Module) -> dict[str, str]:
     """Maps each name in the state dict of a model to the first name of the same tensor."""
     first_names: dict[int, str] = {}
@@ -159,7 +171,7 @@ def collect_optimizer_values(
     values = {}
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
-            values[f"{OPTIMIZER_PREFIX}{key}/{name}"] = value
+            values[name_optimizer_value(key, name)] = value
     return values
 
 
@@ -180,8 +192,8 @@ def allocate_optimizer_values(
         if entry in saved_weights:
             continue
 
-        _, _, name = entry.removeprefix(OPTIMIZER_PREFIX).partition("/")
-        if not entry.startswith(OPTIMIZER_PREFIX) or name not in parameters:
+        _, name = split_value_name(entry)
+        if name not in parameters:
             raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
         value = _allocate_value(parameters[name].detach(), size)
         if value is None:
@@ -212,7 +224,7 @@ def restore_optimizer(
     """
     state_by_name: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
     for entry, value in values.items():
-        key, _, name = entry.removeprefix(OPTIMIZER_PREFIX).partition("/")
+        key, name = split_value_name(entry)
         state_by_name[name][key] = value
 
     state_by_number = {

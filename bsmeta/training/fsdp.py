@@ -15,12 +15,7 @@ from bsmeta.core.progress import report_progress
 from bsmeta.training.distributed import Accelerator
 from bsmeta.training.engine import Snapshot
 from bsmeta.training.engine_plain import PlainEngine
-from bsmeta.training.engine_state import (
-    MODEL_PREFIX,
-    collect_weights,
-    map_first_names,
-    write_state,
-)
+from bsmeta.training.engine_state import MODEL_PREFIX, collect_weights, write_state
 from bsmeta.training.processes import Processes
 from bsmeta.training.shards import read_full_tensors
 
@@ -66,7 +61,7 @@ class FSDPEngine(PlainEngine):
         """Returns the weights under all names of the model, given those in a checkpoint."""
         return {
             name: tensors[MODEL_PREFIX + first_name]
-            for name, first_name in map_first_names(self.unwrapped_model).items()
+            for name, first_name in self._first_names.items()
             if MODEL_PREFIX + first_name in tensors
         }
 

@@ -123,10 +123,11 @@ def is_trained(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and numel > 0
 
 
-def cut_untrained(tensor: torch.Tensor) -> torch.Tensor | Fragment | None:
+def cut_untrained(tensor: Any) -> torch.Tensor | Fragment | None:
     """Returns this rank's part of a frozen weight or a buffer, not copied; None if it has none."""
     if not hasattr(tensor, "ds_tensor"):
-        return tensor.detach()
+        whole_tensor: torch.Tensor = tensor.detach()
+        return whole_tensor
 
     start, numel = _locate_shard(tensor)
     if numel <= 0:
