@@ -103,16 +103,18 @@ def _locate_shard(weight: Any) -> tuple[int, int]:
 
 
 def _list_whole_weights(optimizer: Any, names: dict[int, str]) -> Iterator[MasterRange]:
-    """Yields all weights, which every rank has; their master weights if they are rounded."""
-    if hasattr(optimizer, "fp32_groups"):
-        weight_groups, master_groups = optimizer.fp16_groups, optimizer.fp32_groups
-    else:
-        weight_groups = master_groups = [group["params"] for group in optimizer.param_groups]
+    """Yields all weights, which every rank has."""
+    for weight, master in _pair_whole_weights(optimizer):
+        yield MasterRange(names[id(weight)], weight.shape, 0, weight.numel(), master, 0)
 
-    for weights, masters in zip(weight_groups, master_groups, strict=True):
-        for weight, master in zip(weights, masters, strict=True):
-            name = names[id(weight)]
-            yield MasterRange(name, weight.shape, 0, weight.numel(), master, 0)
+
+def _pair_whole_weights(optimizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields each trained weight and its master weight, which is the same if it is not rounded."""
+    masters = [master for group in optimizer.param_groups for master in group["params"]]
+    weights = masters
+    if hasattr(optimizer, "fp16_groups"):
+        weights = [weight for group in optimizer.fp16_groups for weight in group]
+    yield from zip(weights, masters, strict=True)
 
 
 def is_trained(tensor: torch.Tensor) -> bool:
@@ -126,6 +128,7 @@ def cut_untrained(tensor: Any) -> torch.Tensor | Fragment | None:
     if not hasattr(tensor, "ds_tensor"):
         whole_tensor: torch.Tensor = tensor.detach()
         return whole_tensor
+
     start, numel = _locate_shard(tensor)
     if numel <= 0:
         return None
@@ -140,7 +143,6 @@ def round_weights(engine: Any) -> None:
             optimizer._reassign_or_swap_out_partitioned_parameters(number)
     elif engine.zero_optimization():
         optimizer.update_lp_params()
-    elif hasattr(optimizer, "fp32_groups"):
-        for weights, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
-            for weight, master in zip(weights, masters, strict=True):
-                weight.data.copy_(master.data)
+    else:
+        for weight, master in _pair_whole_weights(optimizer):
+            weight.data.copy_(master.data)

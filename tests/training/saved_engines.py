@@ -1,9 +1,9 @@
 """Engines that load a state, train a small model for some steps, and save: one after the other.
 
 `ENGINES` (JSON in the environment): a list of {"stage" of ZeRO, "steps" (first and last), "load"
-and "save" (folders), "unsaved" (names of weights), "accumulation" (type of the gradients)}. Rank 0
-prints a line for each: the losses of the steps, and whether the weights of the model are those that
-it saved, rounded.
+and "save" (folders), "unsaved" (names of weights), "accumulation" (type of the gradients),
+"offload" (of the optimizer)}. Rank 0 prints a line for each: the losses of the steps, and whether
+the weights of the model are those that it saved, rounded.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ class SmallModel(nn.Module):
 
 
 def make_deepspeed_config(
-    config: CausalLMConfig, stage: int, accumulation: str | None
+    config: CausalLMConfig, stage: int, accumulation: str | None, offload: bool
 ) -> dict[str, Any]:
+    device = "cpu" if offload else "none"
     return {
         "zero_optimization": {
             "stage": stage,
+            "offload_optimizer": {"device": device, "pin_memory": False},
             "stage3_gather_16bit_weights_on_model_save": True,
             "stage3_param_persistence_threshold": 10,
             "sub_group_size": 40,
         },
+        "zero_force_ds_cpu_optimizer": False,
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": config.mixed_precision == "bf16"},
-        "fp16": {"enabled": config.mixed_precision == "fp16", "loss_scale_window": 2},
         "data_types": {"grad_accum_dtype": accumulation},
         "steps_per_print": 10**9,
     }
@@ -76,9 +78,10 @@ def run_engine(
     rounds: int = 1,
     unsaved: tuple[str, ...] = (),
     accumulation: str | None = None,
+    offload: bool = False,
 ) -> dict[str, Any]:
     AcceleratorState._reset_state(reset_partial_state=True)
-    deepspeed_config = make_deepspeed_config(config, stage, accumulation)
+    deepspeed_config = make_deepspeed_config(config, stage, accumulation, offload)
     accelerator = create_accelerator(config, deepspeed_config, None)
     torch.manual_seed(config.seed)
     model = SmallModel()

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from bsmeta.training.engine_state import EngineValues, write_state
+from bsmeta.training.processes import ALONE
 from bsmeta.training.shards import read_full_tensors
 from tests.conftest import command, run_warm
+from tests.training.saved_engines import SmallModel
 
 SCRIPT = Path(__file__).with_name("saved_engines.py")
 KEYS = ("trackers=[]", "gradient_accumulation_steps=1")
@@ -47,14 +50,15 @@ def assert_equal_states(folder: Path, other_folder: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_each_stage_continues_and_reads_the_others(tmp_path: Path, precision: str) -> None:
-    """Two ranks save and resume; one rank reads each state under the next stage.
+    """Two ranks save and resume; one rank reads each state with the next engine.
 
-    In bf16, the gradients of one engine are accumulated in float32, and frozen weights are left
-    out; otherwise they would be rounded.
+    In bf16, frozen weights are left out; otherwise they would be rounded.
     """
     engines: dict[str, dict[str, Any]] = {str(stage): {"stage": stage} for stage in range(4)}
     if precision == "bf16":
         engines["1 float32"] = {"stage": 1, "accumulation": "fp32"}
+        engines["2 offload"] = {"stage": 2, "offload": True}
+        engines["3 offload"] = {"stage": 3, "offload": True}
         engines = {name: {**engine, "unsaved": FROZEN} for name, engine in engines.items()}
 
     runs = []
@@ -90,3 +94,24 @@ def test_each_stage_continues_and_reads_the_others(tmp_path: Path, precision: st
     run_engines(1, precision, moves)
     for name in engines:
         assert_equal_states(tmp_path / f"half {name}", tmp_path / f"moved {name}")
+
+
+@pytest.mark.long
+def test_weights_of_a_partition_with_different_steps_are_refused(tmp_path: Path) -> None:
+    """One step counter for both would give one of them another bias correction."""
+    weights = SmallModel().state_dict()
+    del weights["output.weight"]  # another name of the embedding
+    state = {f"model/{name}": weight for name, weight in weights.items()}
+    for name, steps in zip(WEIGHTS, (2.0, 2.0, 3.0, 2.0), strict=True):
+        state[f"optimizer/step/{name}"] = torch.tensor(steps)
+        state[f"optimizer/exp_avg/{name}"] = torch.zeros_like(weights[name])
+    write_state(state, EngineValues(has_optimizer=True), tmp_path / "state", ALONE)
+
+    engine = {"stage": 2, "load": str(tmp_path / "state"), "save": str(tmp_path / "saved")}
+    started = command(SCRIPT, *KEYS, processes=1, launcher=True)
+    done = run_warm(started, ENGINES=json.dumps([engine]))
+    assert done.returncode != 0
+    assert (
+        f"{tmp_path / 'state'}: weights that ZeRO updates together have had different numbers of "
+        "steps ([2.0, 3.0]); resume with the engine that saved it"
+    ) in done.stderr
