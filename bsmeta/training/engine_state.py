@@ -34,6 +34,7 @@ MODEL_PREFIX = "model/"
 _OPTIMIZER_PREFIX = "optimizer/"
 
 VALUES_FILE = "engine.json"
+"""File of the small values of an engine."""
 
 
 @dataclass(frozen=True)
