@@ -31,6 +31,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+_Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
+
 
 def split_flat_range(shape: tuple[int, ...], start: int, stop: int) -> list[ChunkStorageMetadata]:
     """Splits a range of the elements of a tensor into boxes.
@@ -48,9 +50,6 @@ def split_flat_range(shape: tuple[int, ...], start: int, stop: int) -> list[Chun
         ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
         for offsets, sizes in _split(shape, start, stop)
     ]
-
-
-_Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
 
 
 def _split(shape: tuple[int, ...], start: int, stop: int) -> list[_Box]:
