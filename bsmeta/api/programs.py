@@ -71,8 +71,6 @@ def train_model(
         module = [*launcher, *module]
     with _write_configuration(config) as name_or_path:
         arguments = [*list_config_arguments(name_or_path), *list_override_arguments(overrides)]
-        if isinstance(config, RunConfig) and config.trust_checkpoint:
-            arguments.append("trust_checkpoint=true")  # never written to files
         command = [sys.executable, "-P", *module, *arguments]
         _run_command(command, "train", show_output=show_output)
     return open_run(run_config.out_dir)

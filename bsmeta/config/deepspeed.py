@@ -68,12 +68,17 @@ _BLOCKS_SET_IN_HYDRA = {
     "csv_monitor": "trackers",
 }
 
-# Switches that the trainer sets itself, or that would scatter a checkpoint across machines.
+# Switches of DeepSpeed's own checkpoints, which the trainer does not use.
 _CHECKPOINT_SWITCHES = ("checkpoint.load_universal", "checkpoint.use_node_local_storage")
-# Keys with which DeepSpeed takes over work of the trainer, or withholds values that it needs.
+# Keys with which DeepSpeed takes over work of the trainer, or withholds values that it needs (such
+# as the state of a second optimizer).
 _UNSUPPORTED_KEYS = tuple(
-    f"zero_optimization.{name}" for name in ("compute_grad_norm", "legacy_stage1", "zenflow")
-)
+    f"zero_optimization.{name}"
+    for name in (
+        "compute_grad_norm", "legacy_stage1", "offload_optimizer.ratio",
+        "offload_optimizer.super_offload", "zenflow",
+    )
+)  # fmt: skip
 
 _WHOLE_FILE = "(the file)"
 _SPELLING_FIX = "correct the name, or delete it"
@@ -237,9 +242,7 @@ class DeepSpeedJson:
 
         for key in _CHECKPOINT_SWITCHES:
             if self._read_value(key) is True:
-                expected = (
-                    "no such key: the trainer keeps whole checkpoints, and converts them itself"
-                )
+                expected = "no such key: the trainer writes and reads checkpoints itself"
                 yield self._describe_problem(key, expected, "delete it")
         for key in _UNSUPPORTED_KEYS:
             if self._read_value(key) is not MISSING:
@@ -430,9 +433,10 @@ class DeepSpeedJson:
         device = self._read_value(f"{key}.device")
         if self._read_value(key) in (MISSING, None) or device == "none":
             return
-        if device not in ("cpu", "nvme"):
-            fix = f"correct it, or delete {key}"
-            yield self._describe_problem(f"{key}.device", '"none", "cpu" or "nvme"', fix)
+        if device != "cpu":
+            expected = '"none" or "cpu": checkpoints are written from memory'
+            fix = f'write "device": "cpu", or delete {key}'
+            yield self._describe_problem(f"{key}.device", expected, fix)
             return
 
         if stage < lowest_stage:
@@ -453,10 +457,6 @@ class DeepSpeedJson:
                 "false: AdamW is the trainer's, and DeepSpeed would end the run to have its own"
             )
             yield self._describe_problem(_FORCE_KEY, expected, f'write "{_FORCE_KEY}": false')
-
-        if device == "nvme" and not isinstance(self._read_value(f"{key}.nvme_path"), str):
-            fix = 'write "nvme_path": "/a/local/disk"'
-            yield self._describe_problem(f"{key}.nvme_path", "a folder on an NVMe disk", fix)
 
     def _find_invalid_values(self, reported: set[str]) -> Iterator[Problem]:
         """Yields a problem for each value that DeepSpeed would refuse, or that would fail later.

@@ -44,7 +44,6 @@ def format_yaml(config: Any) -> str:
     """
     values = {"defaults": [format_schema_name(type(config)), "_self_"]}
     values |= change_texts(redact_values(dataclasses.asdict(config)), escape_interpolations)
-    values.pop("trust_checkpoint", None)  # must be set with each call, never by a file
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 

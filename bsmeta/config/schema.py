@@ -291,8 +291,6 @@ class RunConfig:
     """empty the folder of an earlier run first"""
     resume_from_checkpoint_dir: str | None = key(None, is_path=True)
     """`latest` in out_dir (a fresh start if there is none yet), or a checkpoint folder"""
-    trust_checkpoint: bool = key(False)
-    """also resume from DeepSpeed's states, which are pickles, outside of out_dir"""
 
     logging_steps: int = key(1, at_least=1, heading="Logging, evaluation and checkpoints")
     """steps between lines of metrics.jsonl"""

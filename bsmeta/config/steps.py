@@ -134,8 +134,7 @@ def explain_export(folder: Path) -> str:
         f"{folder} has no model/, which export_steps of its run has left out; name a checkpoint "
         "that has one, or resume from it with nothing left to train (train.py with the launch file "
         f"and the keys of the run, and resume_from_checkpoint_dir={folder} "
-        f"max_train_steps={match[1]} out_dir=FOLDER; under DeepSpeed also trust_checkpoint=true), "
-        "which writes FOLDER/model"
+        f"max_train_steps={match[1]} out_dir=FOLDER), which writes FOLDER/model"
     )
 
 

@@ -36,11 +36,6 @@ def find_value_problems(
         fix = f"warmup_share=null num_warmup_steps={config.num_warmup_steps}, or only warmup_share"
         yield describe_refusal(config, "num_warmup_steps", expected, fix)
 
-    if config.trust_checkpoint and "trust_checkpoint" not in composition.overridden:
-        expected = "false, unless the command line says so: a file may be someone else's"
-        fix = "leave it out of the file, and pass trust_checkpoint=true"
-        yield describe_refusal(config, "trust_checkpoint", expected, fix)
-
     if config.corruption_check_steps and not config.deterministic:
         expected = "true, because corruption_check_steps compares two computations bit for bit"
         fix = "deterministic=true, or corruption_check_steps=0"

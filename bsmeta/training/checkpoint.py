@@ -51,8 +51,9 @@ if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should 
 
 logger = logging.getLogger(__name__)
 
-# The version of the checkpoint format: incremented when one of the two state files below changes.
-FORMAT = 5
+# The version of the checkpoint format: incremented when `state/` or one of the state files below
+# changes.
+FORMAT = 6
 TRAINER_STATE_FILE = "trainer_state.json"
 DATA_STATE_FILE = "data_state.json"
 CONFIG_FILE = "config.yaml"
@@ -61,7 +62,7 @@ KEEP_FILE = "KEEP"
 REHEARSAL = ".rehearsal"
 """Folder in the run folder where the first save is rehearsed before the first step."""
 LOADED_FOLDERS = ("state", "rng")
-"""Folders of which every file may be loaded: DeepSpeed loads any that matches its pattern."""
+"""Folders of which every file may be loaded."""
 # Errors that do not come from the content of a file, by name: torch is not imported here.
 _OTHER_ERRORS = {"OutOfMemoryError", "DistError"}
 

@@ -33,25 +33,19 @@ MARGIN = 1.1
 It leaves room for logs, file system overhead, and added tokens."""
 
 
-def check_room(
-    out_dir: Path,
-    like: Checkpoint | None = None,
-    *,
-    with_model: bool = False,
-    export_dtype: str | None = None,
-) -> None:
+def check_room(out_dir: Path, *, with_model: bool = False, export_dtype: str | None = None) -> None:
     """Refuses a save that would not fit on the disk.
 
     Args:
-        like: Checkpoint of about the same size; None: the last one in `out_dir`.
         with_model: Whether the checkpoint will contain `model/`.
         export_dtype: Name of the dtype of the weights in `model/`; None: as trained.
 
     Raises:
         DataError: If there is not enough space.
     """
-    checkpoints = [like] if like else list_checkpoints(out_dir)
-    saved_bytes = _measure_last_checkpoint(checkpoints, export_dtype, with_model=with_model)
+    saved_bytes = _measure_last_checkpoint(
+        list_checkpoints(out_dir), export_dtype, with_model=with_model
+    )
     required = int(saved_bytes * MARGIN)
     free = measure_free_bytes(out_dir)
     if free < required:

@@ -202,6 +202,8 @@ def create_accelerator(
     """
     # Hide output that is of no use to the user; warnings about the run stay.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    # A single process writes a checkpoint, as it should.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if config.deterministic:
         use_deterministic_kernels()

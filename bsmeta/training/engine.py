@@ -113,8 +113,8 @@ class Engine(ABC):
     def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
         """Copies the state to main memory; returns None on a rank that writes nothing.
 
-        The copy is valid until the next call. DeepSpeed does not support it, because its ranks
-        write their partitions together; the checks refuse `async_save` under DeepSpeed.
+        The copy is valid until the next call. Not implemented for DeepSpeed, for which the checks
+        refuse `async_save`.
 
         Args:
             with_weights: Whether `Snapshot.read_weights` will be called.

@@ -1,9 +1,12 @@
-"""The engine of DeepSpeed, which also loads checkpoints saved by another number of processes."""
+"""The engine of DeepSpeed. Each rank writes and reads its ranges of the weights.
+
+DeepSpeed's own checkpoints are not used: they are pickles, in a format for each stage of ZeRO and
+each number of processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +15,31 @@ from accelerate import Accelerator
 from torch import nn
 
 from bsmeta.core.errors import CheckpointError, TrainingError
-from bsmeta.core.progress import report_opaque_work
 from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine
-from bsmeta.training.engine_frozen import load_saved_weights
-from bsmeta.training.engines_states import restrict_to_values
-from bsmeta.training.optimization import keep_settings
+from bsmeta.training.engine_state import (
+    MODEL_PREFIX,
+    VALUES_FILE,
+    EngineValues,
+    map_first_names,
+    name_optimizer_value,
+    read_training_values,
+    split_value_name,
+    write_state,
+)
+from bsmeta.training.fragments import Fragment, FragmentLoadPlanner, FragmentSavePlanner
+from bsmeta.training.processes import Processes
+from bsmeta.training.shards import read_shards, read_tensor_shapes
+from bsmeta.training.zero_partitions import (
+    MasterRange,
+    cut_untrained,
+    is_trained,
+    list_master_ranges,
+    round_weights,
+)
+from bsmeta.training.zero_scaler import capture_loss_scale, get_loss_scaler, restore_loss_scale
 
-TAG = "pytorch_model"  # of DeepSpeed's checkpoints
+_STEP = "step"  # key of the step counter of a weight in the state of the optimizer
 
 
 class DeepSpeedEngine(Engine):
@@ -38,10 +58,7 @@ class DeepSpeedEngine(Engine):
         super().__init__(accelerator, model, optimizer, unsaved_weights)
         self.scales_loss = accelerator.mixed_precision == "fp16"
         self.holds_all_weights = self.model.zero_optimization_stage() < 3
-        # Writing or reading a file counts as progress, but not the barriers around it.
-        file_engine = self.model.checkpoint_engine
-        file_engine.save = report_opaque_work()(file_engine.save)
-        file_engine.load = report_opaque_work()(file_engine.load)
+        self._processes = Processes.of_group(accelerator.device).with_separate_group()
 
     def clip(self, limit: float) -> torch.Tensor | float | None:
         norm: torch.Tensor | float | None = self.model.get_global_grad_norm()
@@ -57,37 +74,52 @@ class DeepSpeedEngine(Engine):
         if self.model.zero_optimization_stage() == 0:
             self._refuse_damaged_weights()
 
-        # DeepSpeed creates the folders on rank 0, and not all ranks may share them.
-        folder.mkdir(exist_ok=True)
-        (folder / TAG).mkdir(exist_ok=True)
-        with self._leave_out_unsaved():
-            self.model.save_checkpoint(
-                str(folder), TAG, exclude_frozen_parameters=bool(self.unsaved_weights)
-            )
+        loss_scale = None
+        if self.scales_loss:
+            loss_scale = capture_loss_scale(get_loss_scaler(self.model))
+        values = EngineValues(has_optimizer=True, loss_scale=loss_scale)
 
-    @contextmanager
-    def _leave_out_unsaved(self) -> Iterator[None]:
-        """Context in which DeepSpeed saves no weight of `unsaved_weights`.
+        state = self._collect_state()
+        write_state(state, values, folder, self._processes, FragmentSavePlanner())
 
-        Its own `exclude_frozen_parameters` saves a shared weight under all names but the first.
+    def _collect_state(self) -> dict[str, torch.Tensor | Fragment]:
+        """Returns this rank's part of weights and optimizer, not copied."""
+        state = self._collect_untrained()
+        for weight in self._list_master_ranges():
+            state[MODEL_PREFIX + weight.name] = weight.cut(weight.master)
+            for key, value in self._optimizer_state.get(weight.master, {}).items():
+                entry = name_optimizer_value(key, weight.name)
+                state[entry] = value if key == _STEP else weight.cut(value)
+        return state
+
+    @property
+    def _optimizer_state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """The state of the optimizer, by the tensors that it updates."""
+        state: dict[torch.Tensor, dict[str, torch.Tensor]] = self.model.basic_optimizer.state
+        return state
+
+    def _map_saved_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the weights and buffers that a checkpoint holds, by their first names.
+
+        Under ZeRO-3, the weights are empty tensors, and their shards are attributes.
         """
-        collect_weights = self.model.module_state_dict
+        tensors = self.unwrapped_model.state_dict(keep_vars=True)
+        first_names = dict.fromkeys(map_first_names(self.unwrapped_model).values())
+        return {name: tensors[name] for name in first_names if name not in self.unsaved_weights}
 
-        def collect_saved_weights(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-            weights = collect_weights(*args, **kwargs)
-            return {
-                name: weight for name, weight in weights.items() if name not in self.unsaved_weights
-            }
+    def _list_master_ranges(self) -> list[MasterRange]:
+        """Lists the ranges of weights that the optimizer of this rank updates."""
+        names = {id(tensor): name for name, tensor in self._map_saved_tensors().items()}
+        return list_master_ranges(self.model, names)
 
-        self.model.module_state_dict = collect_saved_weights
-        try:
-            yield
-        finally:
-            del self.model.module_state_dict
-
-    def _load_saved_weights(self, src: dict[str, torch.Tensor], dst: nn.Module) -> None:
-        """Loads weights from a checkpoint into a model; DeepSpeed passes both by these names."""
-        load_saved_weights(dst, src, self.unsaved_weights)
+    def _collect_untrained(self) -> dict[str, torch.Tensor | Fragment]:
+        """Returns this rank's part of saved weights and buffers that are not trained."""
+        state = {}
+        for name, tensor in self._map_saved_tensors().items():
+            values = None if is_trained(tensor) else cut_untrained(tensor)
+            if values is not None:
+                state[MODEL_PREFIX + name] = values
+        return state
 
     def _refuse_damaged_weights(self) -> None:
         """Raises an error if a weight is not finite.
@@ -102,42 +134,88 @@ class DeepSpeedEngine(Engine):
                 )
 
     def load(self, folder: Path) -> None:
-        optimizer = self.model.optimizer
-        clip_limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 overwrite it
+        values = read_training_values(folder)
+        if self.model.zero_optimization_partition_weights():
+            self.model.optimizer.checkpoint_event_prologue()  # releases gathered weights
 
-        with keep_settings(optimizer), name_damaged_file(folder), restrict_to_values():
-            if self.model.load_universal_checkpoint():
-                self._load_universal(folder)
-                # Checkpoints of this run are loaded in the format in which it saves them.
-                self.model._config.load_universal_checkpoint = False
-            else:
-                path, _ = self.model.load_checkpoint(
-                    str(folder), TAG, custom_load_fn=self._load_saved_weights
-                )
-                if path is None:
-                    raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
+        weights = self._list_master_ranges()
+        counters = self._read_state(folder, weights)
+        self._processes.run_on_all(lambda: self._restore_counters(folder, weights, counters))
 
-        if clip_limit is not None:
-            optimizer.clip_grad = clip_limit
+        round_weights(self.model)
+        if self.model.zero_optimization_partition_weights():
+            self.model.optimizer.checkpoint_event_epilogue()  # gathers the persistent ones
+        if self.scales_loss and values.loss_scale is not None:
+            with name_damaged_file(folder / VALUES_FILE):
+                restore_loss_scale(get_loss_scaler(self.model), values.loss_scale)
 
-    def _load_universal(self, folder: Path) -> None:
-        """Loads a checkpoint saved by another number of processes, and repairs the optimizer.
+    def _read_state(self, folder: Path, weights: list[MasterRange]) -> dict[str, torch.Tensor]:
+        """Reads this rank's part of weights and optimizer; returns the step counters by weight.
 
-        For ZeRO-3, DeepSpeed 0.19.8 gives all parameter groups the settings of the first group
-        (biases would be decayed; see `keep_settings`) and one shared step counter (which is then
-        incremented too often).
+        Args:
+            weights: The ranges of weights that the optimizer of this rank updates.
         """
-        optimizer = self.model.optimizer.optimizer
-        try:
-            with report_opaque_work():  # reads a file for each parameter
-                self.model.load_checkpoint(str(folder), "universal")
-        except (IndexError, KeyError) as error:
-            raise CheckpointError(
-                f"{folder}: DeepSpeed cannot cut the checkpoint for "
-                f"{self.accelerator.num_processes} processes ({error!r}): each must get a part of "
-                "every parameter group; resume with fewer processes"
-            ) from error
+        keys = self._list_optimizer_keys(folder)
+        state = self._collect_untrained()
+        counters = {}
+        for weight in weights:
+            state[MODEL_PREFIX + weight.name] = weight.cut(weight.master)
+            for key in keys[weight.name]:
+                entry = name_optimizer_value(key, weight.name)
+                if key == _STEP:
+                    state[entry] = counters[weight.name] = torch.zeros(())
+                else:
+                    state[entry] = weight.cut(self._allocate_optimizer_value(weight.master, key))
 
-        for state in optimizer.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].clone()
+        read_shards(state, folder, self._processes, FragmentLoadPlanner())
+        return counters
+
+    def _list_optimizer_keys(self, folder: Path) -> dict[str, list[str]]:
+        """Lists the keys of the optimizer values that a folder holds, by weight.
+
+        Raises:
+            CheckpointError: If the folder holds weights that the model lacks.
+        """
+        tensors = self._map_saved_tensors()
+        keys = defaultdict(list)
+        for entry in read_tensor_shapes(folder):
+            if entry.removeprefix(MODEL_PREFIX) in tensors:
+                continue
+            key, name = split_value_name(entry)
+            if name not in tensors or not is_trained(tensors[name]):
+                raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
+            keys[name].append(key)
+        return keys
+
+    def _allocate_optimizer_value(self, master: torch.Tensor, key: str) -> torch.Tensor:
+        """Returns the memory of an optimizer value, cleared: padding and new weights have zeros."""
+        state = self._optimizer_state[master]
+        if key not in state:
+            state[key] = torch.zeros_like(master, requires_grad=False)
+        return state[key].zero_()
+
+    def _restore_counters(
+        self, folder: Path, weights: list[MasterRange], counters: dict[str, torch.Tensor]
+    ) -> None:
+        """Gives each tensor that the optimizer updates a step counter of its own.
+
+        Args:
+            counters: Step counters in the checkpoint, by weight.
+
+        Raises:
+            CheckpointError: If the weights of a tensor have had different numbers of steps.
+        """
+        steps: dict[torch.Tensor, set[float]] = defaultdict(set)
+        for weight in weights:
+            if weight.name in counters:
+                steps[weight.master].add(float(counters[weight.name]))
+
+        for master, different_steps in steps.items():
+            if len(different_steps) > 1:
+                raise CheckpointError(
+                    f"{folder}: weights that ZeRO updates together have had different numbers of "
+                    f"steps ({sorted(different_steps)}); resume with the engine that saved it"
+                )
+            # A fused optimizer has its counters on the device.
+            step = torch.tensor(different_steps.pop(), device=master.device)
+            self._optimizer_state[master][_STEP] = step

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine, Snapshot
-from bsmeta.training.engine_plain import STATE_FILE, read_state, write_state
+from bsmeta.training.engine_state import EngineValues, collect_weights, write_state
 from bsmeta.training.processes import ALONE
+from bsmeta.training.shards import read_shards
 
 
 class FixedEngine(Engine):
-    """Saves and loads a model in the format of plain torch, without an optimizer."""
+    """Saves and loads a model without an optimizer."""
 
     def __init__(self, accelerator: Accelerator, model: nn.Module) -> None:
         super().__init__(accelerator, model, None)
@@ -32,21 +30,23 @@ class FixedEngine(Engine):
     def gather_weights(self) -> dict[str, torch.Tensor]:
         return self.unwrapped_model.state_dict()
 
-    def collect_state(self) -> dict[str, Any]:
-        """Returns the state in the format of `PlainEngine`."""
-        return {"model": self.gather_weights(), "optimizer": None, "scaler": None}
-
     def save(self, folder: Path) -> None:
         if self.accelerator.is_main_process:
-            write_state(self.collect_state(), folder)
+            self._write(folder)
+
+    def _write(self, folder: Path) -> None:
+        """Writes the weights (rank 0)."""
+        write_state(self._collect_weights(), EngineValues(has_optimizer=False), folder, ALONE)
+
+    def _collect_weights(self) -> dict[str, torch.Tensor]:
+        """Returns the weights by their names in a checkpoint."""
+        return collect_weights(self.unwrapped_model, self.unsaved_weights)
 
     def load(self, folder: Path) -> None:
-        with name_damaged_file(folder / STATE_FILE):
-            self.unwrapped_model.load_state_dict(read_state(folder)["model"])
+        read_shards(self._collect_weights(), folder, ALONE)
 
     def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
         """Returns the state itself, which does not change while it is written."""
         if not self.accelerator.is_main_process:
             return None
-        state = self.collect_state()
-        return Snapshot(ALONE, partial(write_state, state), lambda _: state["model"])
+        return Snapshot(ALONE, self._write, lambda _: self.gather_weights())

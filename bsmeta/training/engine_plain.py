@@ -13,17 +13,25 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import format_bytes
-from bsmeta.core.progress import report_opaque_work
 from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine, Snapshot
-from bsmeta.training.engine_frozen import load_saved_weights
-from bsmeta.training.optimization import keep_settings
-from bsmeta.training.processes import ALONE
-
-STATE_FILE = "torch.pt"
-"""File in the folder of the state."""
+from bsmeta.training.engine_state import (
+    MODEL_PREFIX,
+    VALUES_FILE,
+    EngineValues,
+    LossScale,
+    allocate_optimizer_values,
+    collect_optimizer_values,
+    collect_weights,
+    map_first_names,
+    map_trained_weights,
+    read_training_values,
+    restore_optimizer,
+    write_state,
+)
+from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.shards import read_shards
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +49,8 @@ class PlainEngine(Engine):
         super().__init__(accelerator, model, optimizer, unsaved_weights)
         self.scales_loss = accelerator.scaler is not None
         self._keeps_gradients = False
+        # Under FSDP2, a thread that asked the model for them would disturb training.
+        self._first_names = map_first_names(self.unwrapped_model)
 
         if isinstance(self.model, DistributedDataParallel):
             # Buffers are equal on all ranks and never change: no model here has running statistics.
@@ -79,24 +89,27 @@ class PlainEngine(Engine):
     def gather_weights(self) -> dict[str, torch.Tensor]:
         return self.unwrapped_model.state_dict()
 
-    def _select_saved(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the weights that a checkpoint holds."""
-        return {
-            name: weight for name, weight in weights.items() if name not in self.unsaved_weights
-        }
+    def collect_state(self) -> dict[str, torch.Tensor]:
+        """Returns weights and optimizer by their names in a checkpoint, not copied."""
+        weights = collect_weights(self.unwrapped_model, self.unsaved_weights)
+        return weights | collect_optimizer_values(self.optimizer, self._map_trained_weights())
 
-    def collect_state(self) -> dict[str, Any]:
-        """Returns the state of weights, optimizer and loss scaler, not copied."""
+    def _map_trained_weights(self) -> dict[str, nn.Parameter]:
+        return map_trained_weights(self.unwrapped_model, self.optimizer)
+
+    def _collect_values(self) -> EngineValues:
+        """Returns the small values of a checkpoint."""
         scaler = self.accelerator.scaler
-        return {
-            "model": self._select_saved(self.gather_weights()),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-        }
+        if scaler is None:
+            return EngineValues(has_optimizer=True)
+
+        values = scaler.state_dict()
+        scale = LossScale(values["scale"], type(scaler).__name__, values)
+        return EngineValues(has_optimizer=True, loss_scale=scale)
 
     def save(self, folder: Path) -> None:
         if self.accelerator.is_main_process:
-            write_state(self.collect_state(), folder)
+            write_state(self.collect_state(), self._collect_values(), folder, ALONE)
 
     @cached_property
     def _stager(self) -> Any:
@@ -125,9 +138,9 @@ class PlainEngine(Engine):
             )
         )
 
-    def copy_state(self) -> dict[str, Any]:
-        """Copies the state to main memory, over the last copy; shared tensors stay shared."""
-        copied: dict[str, Any] = self._stager.stage(self.collect_state())
+    def copy_state(self) -> dict[str, torch.Tensor]:
+        """Copies the state to main memory, over the last copy."""
+        copied: dict[str, torch.Tensor] = self._stager.stage(self.collect_state())
         return copied
 
     def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
@@ -138,23 +151,43 @@ class PlainEngine(Engine):
         def read_weights(_: Path) -> dict[str, torch.Tensor]:
             # Training never changes the weights that the copy lacks.
             live_weights = self.gather_weights()
-            return {name: copy["model"].get(name, live_weights[name]) for name in live_weights}
+            return {
+                name: copy.get(MODEL_PREFIX + first_name, live_weights[name])
+                for name, first_name in self._first_names.items()
+            }
 
-        return Snapshot(ALONE, partial(write_state, copy), read_weights)
+        values = self._collect_values()
+        write = partial(write_state, copy, values, processes=ALONE)
+        return Snapshot(ALONE, write, read_weights)
 
     def load(self, folder: Path) -> None:
-        with name_damaged_file(folder / STATE_FILE):
-            state = read_state(folder)
-            if state["optimizer"] is None:
-                raise ConfigurationError(
-                    f"{folder.parent} was saved by a run without training steps, and this run "
-                    "trains; expected the settings of that run, or a new run in another out_dir"
-                )
-            load_saved_weights(self.unwrapped_model, state["model"], self.unsaved_weights)
-            with keep_settings(self.optimizer):
-                self.optimizer.load_state_dict(state["optimizer"])
-            if self.accelerator.scaler is not None and state["scaler"] is not None:
-                self.accelerator.scaler.load_state_dict(state["scaler"])
+        self._load(folder, ALONE)  # each rank reads everything
+
+    def _load(self, folder: Path, readers: Processes) -> None:
+        """Restores weights, optimizer and loss scaler.
+
+        Args:
+            readers: The processes that read the tensors together.
+        """
+        values = read_training_values(folder)
+        weights = collect_weights(self.unwrapped_model, self.unsaved_weights)
+        parameters = self._map_trained_weights()
+        optimizer_values = allocate_optimizer_values(folder, set(weights), parameters)
+
+        read_shards(weights | optimizer_values, folder, readers)
+        restore_optimizer(self.optimizer, parameters, optimizer_values)
+        with name_damaged_file(folder / VALUES_FILE):
+            self._restore_scaler(values.loss_scale)
+
+    def _restore_scaler(self, saved: LossScale | None) -> None:
+        """Restores the loss scaler; from a scaler of another class, it takes the scale."""
+        scaler = self.accelerator.scaler
+        if scaler is None or saved is None:
+            return
+        if saved.scaler == type(scaler).__name__:
+            scaler.load_state_dict(saved.values)
+        else:
+            scaler.load_state_dict({**scaler.state_dict(), "scale": saved.scale})
 
 
 def _fix_ddp_buckets(model: DistributedDataParallel) -> None:
@@ -184,18 +217,3 @@ def count_storage_bytes(state: Any) -> int:
             storage = local_tensor.untyped_storage()
             bytes_by_address[storage.data_ptr()] = storage.nbytes()
     return sum(bytes_by_address.values())
-
-
-def write_state(state: dict[str, Any], folder: Path) -> None:
-    """Writes the result of `PlainEngine.collect_state`, or a copy of it, into a new folder."""
-    folder.mkdir()
-    with report_opaque_work():
-        torch.save(state, folder / STATE_FILE)
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """Reads the state that `write_state` has written."""
-    file = folder / STATE_FILE
-    with report_opaque_work():
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    return state

@@ -1,20 +1,7 @@
-"""FSDP2: the engine of sharded parameters, and its state on disk.
-
-Each rank writes its shard of every tensor. Torch's distributed checkpoint writes a file
-`__{rank}_0.distcp` for each rank, and the position of each shard to `.metadata`. Any number of
-processes can read them; each reads the shards that it needs. `.metadata` is a pickle, of which only
-a description of tensors is accepted.
-"""
+"""The engine of FSDP2, whose parameters are sharded over the ranks."""
 
 from __future__ import annotations
 
-import io
-import math
-import pickle
-import pickletools
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,53 +9,15 @@ from typing import Any
 import torch
 from accelerate.utils import convert_outputs_to_fp32
 from torch import nn
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import (
-    _MEM_FORMAT_ENCODING,
-    Metadata,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
-from torch.futures import Future
 
-from bsmeta.core.errors import CheckpointError
-from bsmeta.core.progress import report_opaque_work, report_progress
-from bsmeta.training.checkpoint import name_damaged_file
+from bsmeta.core.progress import report_progress
 from bsmeta.training.distributed import Accelerator
 from bsmeta.training.engine import Snapshot
 from bsmeta.training.engine_plain import PlainEngine
-from bsmeta.training.pickled_enums import NAMES_OF_GETATTR, make_member_reader
+from bsmeta.training.engine_state import MODEL_PREFIX, collect_weights, write_state
 from bsmeta.training.processes import Processes
-
-_MODEL_PREFIX = "model/"
-_OPTIMIZER_PREFIX = "optimizer/"
-_METADATA_FILE = ".metadata"
-# Classes and functions in a description of tensors, beside dtypes. They are listed one by one,
-# because their module also has `os`.
-_ALLOWED_GLOBALS = {
-    "torch": {"Size"},
-    "torch.serialization": {"_get_layout"},
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    },
-    "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},
-}  # fmt: skip
-
-# Opcodes in the pickles that Python writes for such a description.
-_ALLOWED_OPCODES = frozenset({
-    "PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "NEWOBJ", "REDUCE", "BUILD",
-    "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE",
-    "BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_TUPLE",
-    "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT",
-    "SETITEM", "SETITEMS",
-})  # fmt: skip
-_OPCODES_PER_REPORT = 1 << 20  # between reports of progress
+from bsmeta.training.shards import read_full_tensors
 
 
 class FSDPEngine(PlainEngine):
@@ -90,18 +39,13 @@ class FSDPEngine(PlainEngine):
             self.model.forward = convert_outputs_to_fp32(autocast_forward)
         self._separate_processes = Processes.of_group(accelerator.device).with_separate_group()
 
-        # A tensor with several names in the model is saved under the first.
-        self._saved_names: dict[str, str] = {}
-        first_names: dict[int, str] = {}
-        for name, tensor in self.model.state_dict(keep_vars=True).items():
-            self._saved_names[name] = first_names.setdefault(id(tensor), name)
-
     def clip(self, limit: float) -> torch.Tensor:
         norm = super().clip(limit)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def gather_weights(self) -> dict[str, torch.Tensor]:
-        return self._add_shared_names(self._gather_tensors(self._collect_model_state()))
+        weights = collect_weights(self.unwrapped_model, frozenset())
+        return self._name_weights(self._gather_tensors(weights))
 
     def _gather_tensors(self, shards: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns whole tensors in main memory on rank 0, {} on other ranks. All ranks call it."""
@@ -113,55 +57,29 @@ class FSDPEngine(PlainEngine):
             report_progress()
         return tensors
 
+    def _name_weights(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns the weights under all names of the model, given those in a checkpoint."""
+        return {
+            name: tensors[MODEL_PREFIX + first_name]
+            for name, first_name in self._first_names.items()
+            if MODEL_PREFIX + first_name in tensors
+        }
+
     @cached_property
     def _unsaved_tensors(self) -> dict[str, torch.Tensor]:
         """The weights that `save` leaves out, whole on rank 0; all ranks first access it together.
 
         Training does not change them, so they are gathered once for all exports of copies.
         """
-        state = self._collect_model_state()
+        weights = collect_weights(self.unwrapped_model, frozenset())
+        saved_weights = collect_weights(self.unwrapped_model, self.unsaved_weights)
         return self._gather_tensors(
-            {name: shard for name, shard in state.items() if name in self.unsaved_weights}
+            {name: shard for name, shard in weights.items() if name not in saved_weights}
         )
 
-    def _add_shared_names(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the weights under all names of the model, given those under the first names."""
-        return {
-            name: weights[saved_name]
-            for name, saved_name in self._saved_names.items()
-            if saved_name in weights
-        }
-
-    def _collect_model_state(self) -> dict[str, torch.Tensor]:
-        """Returns this rank's shards of the weights, each only under its first name."""
-        state = self.model.state_dict()
-        return {name: state[name] for name in dict.fromkeys(self._saved_names.values())}
-
-    def _collect_prefixed_model_state(self) -> dict[str, torch.Tensor]:
-        """Returns this rank's shards of the saved weights under their names in a checkpoint."""
-        state = self._select_saved(self._collect_model_state())
-        return {_MODEL_PREFIX + name: tensor for name, tensor in state.items()}
-
-    def collect_state(self) -> dict[str, torch.Tensor]:
-        """Returns this rank's shards of weights and optimizer, not copied."""
-        state = self._collect_prefixed_model_state()
-        for name, parameter in self._map_names_to_parameters().items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                state[f"{_OPTIMIZER_PREFIX}{key}/{name}"] = value
-        return state
-
-    def _map_names_to_parameters(self) -> dict[str, nn.Parameter]:
-        """Returns the optimizer's parameters by name, in the order of its groups."""
-        tensors = self.model.state_dict(keep_vars=True)
-        names = {id(tensors[name]): name for name in self._saved_names.values()}
-        parameters = {}
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameters[names[id(parameter)]] = parameter
-        return parameters
-
     def save(self, folder: Path) -> None:
-        write_shards(self.collect_state(), folder, self._separate_processes)
+        state = self.collect_state()
+        write_state(state, self._collect_values(), folder, self._separate_processes)
 
     def take_snapshot(self, *, with_weights: bool) -> Snapshot:
         copy = self.copy_state()
@@ -171,230 +89,11 @@ class FSDPEngine(PlainEngine):
         def read_weights(folder: Path) -> dict[str, torch.Tensor]:
             if not processes.is_main:
                 return {}
-            saved_tensors = read_full_tensors(folder, _MODEL_PREFIX)
-            return self._add_shared_names({**unsaved_tensors, **saved_tensors})
+            return self._name_weights(unsaved_tensors | read_full_tensors(folder, MODEL_PREFIX))
 
-        return Snapshot(processes, partial(write_shards, copy, processes=processes), read_weights)
+        values = self._collect_values()
+        write = partial(write_state, copy, values, processes=processes)
+        return Snapshot(processes, write, read_weights)
 
     def load(self, folder: Path) -> None:
-        state = self._collect_prefixed_model_state()
-        parameters = self._map_names_to_parameters()
-        optimizer_state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
-
-        for entry, (size, dtype) in read_tensor_shapes(folder).items():
-            if entry in state:
-                continue
-
-            key, _, name = entry.removeprefix(_OPTIMIZER_PREFIX).partition("/")
-            if name not in parameters:
-                raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
-            value = _allocate_optimizer_value(parameters[name].detach(), size)
-            if value is None:
-                raise CheckpointError(f"{folder}: {entry} has the shape {list(size)}")
-
-            value = value.to(dtype)
-            state[entry] = value
-            optimizer_state[name][key] = value
-
-        read_shards(state, folder, self._separate_processes)
-        state_by_number = {
-            number: values for number, values in enumerate(optimizer_state.values()) if values
-        }
-        settings = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state_by_number, "param_groups": settings})
-
-
-def _allocate_optimizer_value(parameter: torch.Tensor, size: torch.Size) -> torch.Tensor | None:
-    """Allocates a value of an optimizer's state; None if no optimizer has a value of this size."""
-    if size == parameter.shape:
-        return torch.zeros_like(parameter)  # sharded like the parameter
-    if math.prod(size) <= max(parameter.numel(), 1):
-        return torch.zeros(size)  # a step counter, which all ranks have
-    return None
-
-
-def write_shards(state: dict[str, torch.Tensor], folder: Path, processes: Processes) -> None:
-    """Writes this rank's shard of each tensor into a new folder; all ranks call it together.
-
-    Args:
-        state: DTensors, of which each rank has a shard, and plain tensors, equal on all ranks.
-
-    Raises:
-        Exception: On every rank, the error of the first rank that failed.
-    """
-    processes.on_main(folder.mkdir)  # torch would also create the folders above it
-    processes.run_on_all(lambda: folder.mkdir(exist_ok=True))  # not all ranks may share it
-    with _raise_first_error():
-        dcp.save(state, storage_writer=_Writer(folder), process_group=processes.group)
-
-
-def read_shards(state: dict[str, torch.Tensor], folder: Path, processes: Processes) -> None:
-    """Fills tensors in place from a folder that `write_shards` wrote with any number of ranks.
-
-    All ranks call it together; each reads its own shards.
-
-    Raises:
-        CheckpointError: If the folder holds other tensors.
-    """
-    with name_damaged_file(folder), _raise_first_error():
-        dcp.load(state, storage_reader=_Reader(folder), process_group=processes.group)
-
-
-def read_full_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Reads the full tensors whose names begin with `prefix`; their keys do not have it.
-
-    This rank reads them by itself, into main memory.
-    """
-    tensors = {
-        name: torch.empty(size, dtype=dtype)
-        for name, (size, dtype) in read_tensor_shapes(folder).items()
-        if name.startswith(prefix)
-    }
-    with name_damaged_file(folder), _raise_first_error(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-
-
-def read_tensor_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Returns the full shape and the type of each tensor in a folder, without reading the tensors.
-
-    Raises:
-        CheckpointError: If the folder describes anything but tensors.
-    """
-    entries = _list_tensor_entries(_read_metadata(folder))
-    return {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
-
-
-def _list_tensor_entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
-    """Returns the entries of checked metadata by name; all describe tensors."""
-    entries = metadata.state_dict_metadata
-    return {
-        name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
-    }
-
-
-def _read_metadata(folder: Path) -> Metadata:
-    """Reads the description of a folder without trusting it.
-
-    Raises:
-        CheckpointError: If it is damaged, or describes anything but tensors in files of the folder.
-    """
-    file = folder / _METADATA_FILE
-    with name_damaged_file(file):
-        metadata = read_pickled_description(file.read_bytes())
-        if not isinstance(metadata, Metadata):
-            raise ValueError(f"found a {type(metadata).__name__}, expected a Metadata")
-        _check_tensors(metadata.state_dict_metadata)
-        _check_storage(metadata.storage_data)
-
-        described_bytes = sum(
-            math.prod(entry.size) * entry.properties.dtype.itemsize
-            for entry in _list_tensor_entries(metadata).values()
-        )
-        stored_bytes = sum(shards.stat().st_size for shards in folder.glob("*.distcp"))
-        if described_bytes > stored_bytes:
-            raise ValueError(
-                f"describes {described_bytes:,} bytes of tensors, but its files have "
-                f"{stored_bytes:,}"
-            )
-    return metadata
-
-
-def read_pickled_description(content: bytes) -> Any:
-    """Reads a pickled description of tensors, or a part of one, without trusting it.
-
-    Raises:
-        UnpicklingError: If the pickle does more than build such values.
-    """
-    _check_opcodes(content)
-    return _Unpickler(io.BytesIO(content)).load()
-
-
-def _check_opcodes(content: bytes) -> None:
-    """Refuses a pickle that does more than build values, or that would fill the memory.
-
-    A PUT opcode stores an object at an index, and Python's table grows to the largest index.
-    """
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if opcode.name not in _ALLOWED_OPCODES:
-            raise pickle.UnpicklingError(f"{opcode.name} does not describe a tensor")
-        if opcode.name.endswith("PUT") and int(argument or 0) > count:
-            raise pickle.UnpicklingError(f"{opcode.name} {argument} after {count} steps")
-        if count % _OPCODES_PER_REPORT == 0:
-            report_progress()
-
-
-def _check_tensors(entries: Any) -> None:
-    """Refuses anything but descriptions of tensors, because torch would unpickle other entries."""
-    if type(entries) is not dict or any(type(name) is not str for name in entries):
-        raise ValueError("found no names of tensors")
-    for name, entry in entries.items():
-        if type(entry) is not TensorStorageMetadata:
-            raise ValueError(
-                f"{name}: found more than tensors; expected only descriptions of tensors"
-            )
-        is_shape = isinstance(entry.size, torch.Size)
-        if not is_shape or not isinstance(entry.properties.dtype, torch.dtype):
-            raise ValueError(f"{name}: found no shape or no type")
-        if min(entry.size, default=0) < 0:
-            raise ValueError(f"{name}: found the shape {list(entry.size)}")
-
-
-def _check_storage(storage: Any) -> None:
-    """Refuses shards that are not in files of the folder."""
-    if type(storage) is not dict:
-        raise ValueError("found no parts of tensors")
-    for shard in storage.values():
-        name = shard.relative_path
-        if type(name) is not str or Path(name).name != name:
-            raise ValueError(f"names {name}, outside of its folder")
-        if type(shard.offset) is not int or type(shard.length) is not int or shard.offset < 0:
-            raise ValueError(f"{name}: found no offset or no length")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Refuses every class and function that is not part of a description of tensors."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" in NAMES_OF_GETATTR:
-            return make_member_reader(_MEM_FORMAT_ENCODING)
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or name in _ALLOWED_GLOBALS.get(module, ()):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not describe a tensor")
-
-
-class _Writer(dcp.FileSystemWriter):
-    """Counts the writes of this rank as progress, but not its wait for other ranks."""
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        with report_opaque_work():
-            return super().write_data(plan, planner)
-
-
-class _Reader(dcp.FileSystemReader):
-    """Counts the reads of this rank as progress, but not its wait for other ranks."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._metadata = _read_metadata(folder)
-
-    def read_metadata(self) -> Metadata:
-        return self._metadata
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        with report_opaque_work():
-            return super().read_data(plan, planner)
-
-
-@contextmanager
-def _raise_first_error() -> Iterator[None]:
-    """Context that raises the error of the first rank that failed, not torch's set of errors."""
-    try:
-        yield
-    except CheckpointException as error:  # not an Exception
-        rank, (cause, _) = min(error.failures.items())
-        if isinstance(cause, OSError):
-            raise cause from None
-        raise CheckpointError(f"rank {rank}: {type(cause).__name__}: {cause}") from cause
+        self._load(folder, self._separate_processes)

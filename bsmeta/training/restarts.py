@@ -1,4 +1,4 @@
-"""The record of a restart in the `resume` event: processes and machines, before and now."""
+"""The record of a restart in the `resume` event: engine, processes and machines, before and now."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ class Restart:
     Attributes:
         restarts: Number of earlier starts.
         previous_state: State in which the last start left the run: `failed` if it died.
+        engines: Engine that saved the checkpoint, and of this start.
         processes: World size when the checkpoint was saved, and now.
         machines: Hashed names of the machines of the last start (None: unknown), and of this one.
     """
 
     restarts: int
     previous_state: str | None
+    engines: tuple[str, str]
     processes: tuple[int, int]
     machines: tuple[list[str] | None, list[str]]
 
     @classmethod
-    def read(cls, out_dir: Path, saved_processes: int, processes: Processes) -> Restart:
+    def read(
+        cls, out_dir: Path, engines: tuple[str, str], saved_processes: int, processes: Processes
+    ) -> Restart:
         """Reads the earlier starts of the run in a folder; all ranks call it together.
 
         Args:
+            engines: Engine that saved the checkpoint, and of this start.
             saved_processes: World size when the checkpoint was saved.
         """
         machines = list_machines(processes)
@@ -40,6 +45,7 @@ class Restart:
         return cls(
             restarts=len(earlier_starts),
             previous_state=_read_state(out_dir),
+            engines=engines,
             processes=(saved_processes, processes.size),
             machines=(previous_machines, machines),
         )

@@ -1,8 +1,6 @@
-"""Resuming: chooses the checkpoint, checks that this launch can load it, converts it if needed.
+"""Resuming: chooses the checkpoint, and checks that this launch can continue its run.
 
-Any number of processes can read the states of plain torch and FSDP2. DeepSpeed partitions optimizer
-states (in ZeRO-3 also weights) among the ranks that save them; for another number of ranks, rank 0
-converts them to DeepSpeed's universal format, in a folder that is removed once the run has read it.
+Any engine, with any number of processes, reads any checkpoint (`engine_state`).
 
 A branched decay continues a run that trained at a constant rate, and only decays (`decay_from`). So
 one run at a constant rate, with kept checkpoints, yields finished models of several lengths. A
@@ -16,9 +14,6 @@ import itertools
 import json
 import logging
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +28,6 @@ from bsmeta.config.saved_runs import format_yaml, load_resolved
 from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, lacks_model, read_branch_step
 from bsmeta.core.errors import (
-    CheckpointError,
     ConfigurationError,
     Problem,
     describe_differences,
@@ -41,7 +35,6 @@ from bsmeta.core.errors import (
     format_value,
     raise_problems,
 )
-from bsmeta.core.progress import report_opaque_work
 from bsmeta.training.checkpoint import (
     CONFIG_FILE,
     TRAINER_STATE_FILE,
@@ -52,11 +45,8 @@ from bsmeta.training.checkpoint import (
     name_damaged_file,
     open_named_checkpoint,
 )
-from bsmeta.training.disk_space import check_room
 from bsmeta.training.distributed import Accelerator
-from bsmeta.training.engine import FSDP, PLAIN, name_engine
-from bsmeta.training.engine_deepspeed import TAG
-from bsmeta.training.engines_states import check_states
+from bsmeta.training.engine import name_engine
 from bsmeta.training.processes import Processes
 from bsmeta.training.restarts import Restart
 
@@ -70,15 +60,6 @@ _UNCOMPARED_KEYS = {
     "staging_dir",
     "staging_max_gb",
 }
-# Set by the launcher for this rank; a converter that sees them would wait for the other ranks.
-_LAUNCHER_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 
 
 @dataclass(frozen=True)
@@ -88,33 +69,28 @@ class Resume:
     Attributes:
         changed: Old and new value of each key whose value differs from the checkpoint. The run
             continues with the new ones.
-        restart: The earlier starts of the run, and the processes then and now.
-        converted: Folder of the converted weights and optimizer; None if not converted.
+        restart: The earlier starts of the run, and engine and processes then and now.
     """
 
     saved: Checkpoint
     changed: dict[str, list[Any]]
     restart: Restart
-    converted: Path | None = None
 
     def log_changes(self) -> None:
-        """Logs the settings that differ from the checkpoint."""
-        if not self.changed:
+        """Logs the settings, and the engine, that differ from the checkpoint."""
+        changed = dict(self.changed)
+        saved_engine, engine = self.restart.engines
+        if saved_engine != engine:
+            changed["engine"] = [saved_engine, engine]
+        if not changed:
             return
 
-        lines = [f"  {key}: {old} -> {new}" for key, (old, new) in self.changed.items()]
+        lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changed.items()]
         logger.warning(
             "settings changed since %s, used from here on:\n%s",
             self.saved.folder.name,
             "\n".join(lines),
         )
-
-    def release(self, processes: Processes) -> None:
-        """Removes the converted state, after all ranks have read it."""
-        folder = self.converted
-        if folder is not None:
-            processes.barrier()
-            processes.on_leaders(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def may_resume(resume_from_checkpoint_dir: str | None, out_dir: Path) -> bool:
@@ -141,13 +117,12 @@ def _is_inside(folder: Path, out_dir: Path) -> bool:
 def find_resume_point(
     config: RunConfig, max_steps: int, accelerator: Accelerator, processes: Processes, out_dir: Path
 ) -> Resume | None:
-    """Finds the checkpoint to resume from, checks that it fits, and converts it if needed.
+    """Finds the checkpoint to resume from, and checks that it fits.
 
     All ranks call it, before the engine is created. Returns None for a new run.
 
     Raises:
         ConfigurationError: If this launch cannot continue the run, or every checkpoint is damaged.
-        CheckpointError: If the conversion fails.
     """
     saved = _find_checkpoint(config, processes, out_dir)
     if saved is None:
@@ -157,23 +132,14 @@ def find_resume_point(
     state = saved.read_state()
     plan = BatchPlan.of(config, processes.size)
     with name_damaged_file(saved.folder / TRAINER_STATE_FILE):
-        check_launch(saved, state, name_engine(accelerator), plan)
-    check_origin(saved, name_engine(accelerator), out_dir, trusted=config.trust_checkpoint)
+        check_batch(saved, state["global_batch"], plan)
     check_steps(saved, max_steps)
     if config.export_best:
         check_exports(out_dir, saved.step)
     changed = find_changed_settings(saved, config)
     check_optimizer(saved, changed)
-    restart = Restart.read(out_dir, state["world_size"], processes)
-    if can_load_directly(state, processes.size):
-        return Resume(saved, changed, restart)
-
-    # Named like an interrupted save, so that the next start removes it if this run is killed.
-    folder = out_dir / f"tmp-{saved.folder.name}-universal"
-    processes.on_leaders(lambda: convert_to_universal(saved, folder))
-    plugin = accelerator.state.deepspeed_plugin
-    plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
-    return Resume(saved, changed, restart, folder)
+    engines = (state["engine"], name_engine(accelerator))
+    return Resume(saved, changed, Restart.read(out_dir, engines, state["world_size"], processes))
 
 
 def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> Checkpoint | None:
@@ -195,27 +161,12 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
     return branch_point
 
 
-def can_load_directly(state: dict[str, Any], world_size: int) -> bool:
-    """Whether a checkpoint with this trainer state can be loaded without conversion."""
-    return state["engine"] in (PLAIN, FSDP) or bool(state["world_size"] == world_size)
-
-
 def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:
-    """Finds the newest intact checkpoint up to a step that can be loaded without conversion.
+    """Finds the newest intact checkpoint up to a step.
 
     Every rank calls it and gets the same result.
     """
-
-    def may_load(saved: Checkpoint) -> bool:
-        """Whether a checkpoint needs no conversion, or is damaged."""
-        try:
-            return can_load_directly(saved.read_state(), processes.size)
-        except (CheckpointError, KeyError):
-            return True  # the verification that follows names the damaged file
-
-    newest, _ = find_newest_intact(
-        out_dir, processes, lambda saved: saved.step <= step and may_load(saved)
-    )
+    newest, _ = find_newest_intact(out_dir, processes, lambda saved: saved.step <= step)
     return newest
 
 
@@ -247,35 +198,14 @@ def check_task(saved: Checkpoint, task: str) -> None:
         )
 
 
-def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: BatchPlan) -> None:
-    """Refuses a launch with another engine or another global batch than the checkpoint's."""
-    if state["engine"] != engine:
+def check_batch(saved: Checkpoint, saved_batch: int | None, plan: BatchPlan) -> None:
+    """Refuses a launch with another global batch than the checkpoint's."""
+    if saved_batch != plan.rows_per_step:
         raise ConfigurationError(
-            f"{saved.folder} was saved by {state['engine']}, this run is {engine}; resume with "
-            "the accelerate configuration that the run was started with"
+            f"{saved.folder} was trained with {saved_batch} rows a step, this launch makes "
+            f"{plan.rows_per_step}; keep {plan.key} x gradient_accumulation_steps x processes = "
+            f"{saved_batch}, or let gradient_accumulation_processes scale the steps"
         )
-    if state["global_batch"] != plan.rows_per_step:
-        raise ConfigurationError(
-            f"{saved.folder} was trained with {state['global_batch']} rows a step, this "
-            f"launch makes {plan.rows_per_step}; keep {plan.key} x "
-            f"gradient_accumulation_steps x processes = {state['global_batch']}, or let "
-            "gradient_accumulation_processes scale the steps"
-        )
-
-
-def check_origin(saved: Checkpoint, engine: str, out_dir: Path, *, trusted: bool) -> None:
-    """Refuses states of DeepSpeed that another run has saved, unless the user trusts them.
-
-    They are pickles. Torch restricts them to values, but this restriction has had holes (such as
-    CVE-2025-32434), and nothing in a folder proves who wrote it.
-    """
-    if engine in (PLAIN, FSDP) or trusted or _is_inside(saved.folder, out_dir):
-        return
-    raise ConfigurationError(
-        f"trust_checkpoint=false: {saved.folder} has states of DeepSpeed, which are pickles, and "
-        f"is not in {out_dir}; expected a checkpoint that this run has saved, or one of somebody "
-        "whom you would let run programs on this machine: trust_checkpoint=true"
-    )
 
 
 def check_optimizer(saved: Checkpoint, changed: dict[str, list[Any]]) -> None:
@@ -358,41 +288,6 @@ def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
                 "data set that is changing as data_config.dataset_revision; see that all machines "
                 f"have the same files):\n{differing_keys}"
             )
-
-
-def convert_to_universal(saved: Checkpoint, folder: Path) -> None:
-    """Converts a checkpoint to DeepSpeed's universal format, in `folder` (rank 0).
-
-    Raises:
-        CheckpointError: If DeepSpeed cannot convert it.
-        DataError: If there is not enough disk space.
-    """
-    check_room(folder.parent, like=saved)
-    state = saved.folder / "state" / TAG
-    check_states(state)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-
-    # -P: nothing is imported from the working folder.
-    command = [sys.executable, "-P", "-m", "bsmeta.training.engines_states"]
-    command += ["--input_folder", str(state), "--output_folder", str(folder / "universal")]
-    command += ["--inject_missing_state"]
-    environment = {
-        name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES
-    }
-    with report_opaque_work():
-        conversion = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
-
-    if conversion.returncode != 0:
-        shutil.rmtree(folder, ignore_errors=True)
-        reason = "\n".join(conversion.stderr.strip().splitlines()[-5:])
-        raise CheckpointError(
-            f"{saved.folder} was saved by another number of processes, and DeepSpeed could not "
-            f"convert it into its universal format; resume with the number of processes that saved "
-            f"it:\n{reason}"
-        )
 
 
 def find_branch_problems(

@@ -2,9 +2,8 @@
 
 In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory (under
 FSDP2 every rank its shards), and a thread writes the copy while training continues. Only one save
-is in progress at a time. Under DeepSpeed, the ranks write their own partitions together, so every
-save is synchronous. Once a checkpoint is complete, another thread of each rank uploads it to the
-bucket of a run that has one.
+is in progress at a time. Under DeepSpeed, every save is synchronous. Once a checkpoint is complete,
+another thread of each rank uploads it to the bucket of a run that has one.
 """
 
 from __future__ import annotations

@@ -27,10 +27,7 @@ def use_cores_for_offload(deepspeed_config: Mapping[str, Any]) -> None:
 
     A number of threads other than a launcher's default of one is the user's choice, and is kept.
     """
-    if (
-        look_up(deepspeed_config, _OFFLOAD_DEVICE_KEY) not in ("cpu", "nvme")
-        or torch.get_num_threads() > 1
-    ):
+    if look_up(deepspeed_config, _OFFLOAD_DEVICE_KEY) != "cpu" or torch.get_num_threads() > 1:
         return
 
     num_cores = len(os.sched_getaffinity(0))

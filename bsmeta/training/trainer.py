@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -207,8 +206,7 @@ class Trainer:
 
     def _restore(self, resume: Resume) -> dict[str, Any]:
         """Loads the checkpoint to resume from, and protects it; returns the state of the data."""
-        saved_data = self._load(resume.saved, resume.converted)
-        resume.release(self.processes)
+        saved_data = self._load(resume.saved)
         self.saver.retention.protect(resume.saved)
         return saved_data
 
@@ -542,19 +540,15 @@ class Trainer:
                 loop_seconds=saved.loop_seconds,
             )
 
-    def _load(self, saved: Checkpoint, weights: Path | None = None) -> dict[str, Any]:
-        """Restores everything except the data stream, whose state it returns.
-
-        Args:
-            weights: Folder of the engine's state, if it was converted for this launch.
-        """
+    def _load(self, saved: Checkpoint) -> dict[str, Any]:
+        """Restores everything except the data stream, whose state it returns."""
         self.watchdog.enter(f"loading {saved.folder.name}")
         state = saved.read_state()
         with name_damaged_file(saved.folder / TRAINER_STATE_FILE):
             check_same_model(saved, state["parameters"], self._shapes)
             check_same_base(saved, state.get("base"), self._base)
 
-        self.engine.load(weights or saved.folder / "state")
+        self.engine.load(saved.folder / "state")
         with name_damaged_file(saved.folder / TRAINER_STATE_FILE):
             self.load_state_dict(state, saved.step)
         self._last_checkpoint = saved

@@ -284,9 +284,18 @@ BROKEN: dict[str, Broken] = {
         {"zero_optimization.offload_param": 'write "stage": 3'},
         json={"zero_optimization.offload_param": {"device": "cpu"}},
     ),
-    "offload to nowhere": Broken(
-        {"zero_optimization.offload_optimizer.nvme_path": "nvme_path"},
+    "offload to a disk": Broken(
+        {"zero_optimization.offload_optimizer.device": 'write "device": "cpu"'},
         json={"zero_optimization.offload_optimizer": {"device": "nvme"}, **OWN_ADAM},
+    ),
+    "offload of a part": Broken(
+        {"zero_optimization.offload_optimizer.ratio": "delete it"},
+        json={
+            "zero_optimization.stage": 3,
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save": True,
+            "zero_optimization.offload_optimizer": {"device": "cpu", "ratio": 0.5},
+            **OWN_ADAM,
+        },
     ),
     "offload to an unknown device": Broken(
         {"zero_optimization.offload_optimizer.device": "delete"},

@@ -193,9 +193,6 @@ JOINS = {
     "training/guards.py": {
         "self.folder / f'nonfinite-step{result.step}-rank{self.rank}.json'": "numbers",
     },
-    "training/resuming.py": {
-        "out_dir / f'tmp-{saved.folder.name}-universal'": "checkpoint-{step}step",
-    },
     "training/run_folder.py": {
         "self.path / name": "names in the code",
         "folder / name": "names in the code",

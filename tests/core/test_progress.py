@@ -41,8 +41,9 @@ from bsmeta.tasks.causal_lm.evaluation.windows import Window
 from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.evaluate import make_baselines
 from bsmeta.tasks.spelling.samples import read_samples
-from bsmeta.training import engine_deepspeed
+from bsmeta.training import shards
 from bsmeta.training.processes import ALONE
+from bsmeta.training.shards import read_shards, write_shards
 from bsmeta.training.task import run_on_all_ranks
 from tests.waiting import wait_until
 
@@ -208,7 +209,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         happened.append("end")
 
-    for module in (layers, engine_deepspeed):
+    for module in (layers, shards):
         monkeypatch.setattr(module, "report_opaque_work", recorded)
     return happened
 
@@ -230,23 +231,13 @@ def test_compiling_layers_is_progress(events: list[str]) -> None:
     assert len(events) == 3
 
 
-def test_each_file_written_by_deepspeed_is_progress(events: list[str], tmp_path: Path) -> None:
-    """Each file counts, but not the barriers around them, in which ranks wait."""
-    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
-
-    model: Any = SimpleNamespace(
-        checkpoint_engine=TorchCheckpointEngine(), zero_optimization_stage=lambda: 2
-    )
-    plugin = SimpleNamespace(zero_stage=2)
-    accelerator: Any = SimpleNamespace(
-        mixed_precision="no", state=SimpleNamespace(deepspeed_plugin=plugin),
-        prepare=lambda *given: given, unwrap_model=lambda model: model,
-    )  # fmt: skip
-    engine_deepspeed.DeepSpeedEngine(accelerator, model, SimpleNamespace())
-    files = model.checkpoint_engine
-    files.save({"weights": torch.ones(2)}, str(tmp_path / "state.pt"))
+def test_writing_and_reading_a_state_is_progress(events: list[str], tmp_path: Path) -> None:
+    """But not the wait for other ranks, which torch's functions around them include."""
+    write_shards({"weights": torch.ones(2)}, tmp_path / "state", ALONE)
     assert events == ["begin", "end"]
-    assert files.load(str(tmp_path / "state.pt"))["weights"].tolist() == [1, 1]
+    tensors = {"weights": torch.zeros(2)}
+    read_shards(tensors, tmp_path / "state", ALONE)
+    assert tensors["weights"].tolist() == [1, 1]
     assert events == ["begin", "end"] * 2
 
 

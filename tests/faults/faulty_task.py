@@ -70,7 +70,7 @@ def kill_after(phase: str) -> None:
     from bsmeta.training.retention import Retention
 
     stage = os.environ.get("TOY_ZERO_STAGE")
-    plain = (fsdp, "write_shards") if stage == "fsdp2" else (engine_plain, "write_state")
+    plain = (fsdp if stage == "fsdp2" else engine_plain, "write_state")
     owner, name = {
         "begin": (checkpoint.Writer, "_begin"),
         "state": plain if stage in ("", "fsdp2") else (engine_deepspeed.DeepSpeedEngine, "save"),

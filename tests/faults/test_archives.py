@@ -63,8 +63,6 @@ def test_row_17_only_one_module_unpacks_archives() -> None:
     for file in files():
         found = list_unpacking(ast.parse(file.read_text()))
         allowed = {"tarfile", "zipfile"} if file == UNPACKS else set()
-        if file.name == "engines_states.py":
-            allowed = {"zipfile"}  # asks whether a file is an archive (torch's), and unpacks none
         assert found <= allowed, file
 
 

@@ -119,7 +119,7 @@ def test_row_6_checkpoints_without_a_model_can_be_resumed_and_exported(
     assert done.returncode == 2
     assert "has no model/, which export_steps of its run has left out" in done.stderr
     named = f"resume_from_checkpoint_dir={saved(run, 6)}"
-    job.run(alone, named, "max_train_steps=6", "trust_checkpoint=true")
+    job.run(alone, named, "max_train_steps=6")
     assert same_weights(alone, saved(whole, 6))
 
 

@@ -37,7 +37,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def damage(checkpoint: Path) -> None:
-    file = checkpoint / "state" / "torch.pt"
+    file = checkpoint / "state" / "__0_0.distcp"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
 
 

@@ -111,7 +111,7 @@ def test_row_6_checkpoints_without_a_model_resume_the_same_run(
     assert found == {2: False, 4: True, 6: False, 8: True}
     # With nothing left to train, a resume only writes the model.
     saved = f"resume_from_checkpoint_dir={killed / 'checkpoint-6step'}"
-    complete(alone, saved, "max_train_steps=6", "trust_checkpoint=true", stage=stage)
+    complete(alone, saved, "max_train_steps=6", stage=stage)
     assert same_weights(alone, whole / "checkpoint-6step")
     assert list_metrics(alone) == {}
 

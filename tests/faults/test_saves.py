@@ -322,13 +322,15 @@ def reseal(checkpoint: Path, file: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "stage"),
     [
-        ("state/torch.pt", PLAIN),
-        ("state/.metadata", FSDP),
+        ("state/.metadata", PLAIN),
+        ("state/__0_0.distcp", FSDP),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("rng/rank0.pt", PLAIN),
-                ("state/__0_0.distcp", FSDP),
+                ("state/.metadata", FSDP),
+                ("state/__0_0.distcp", PLAIN),
+                ("state/__0_0.distcp", ZERO),
             )
         ),
     ],
@@ -353,7 +355,7 @@ def test_row_15_a_malicious_pickle_is_not_run(
     assert not proof.exists()
 
 
-def test_row_15_deepspeed_reads_only_files_that_match_the_manifest(
+def test_row_15_only_files_that_match_the_manifest_are_read(
     start: Start, tmp_path: Path, saved: tuple[str, Path]
 ) -> None:
     stage, whole = saved
@@ -366,19 +368,17 @@ def test_row_15_deepspeed_reads_only_files_that_match_the_manifest(
     assert not proof.exists()
 
 
-def test_row_15_a_file_missing_in_the_manifest_is_not_run(
+def test_row_15_a_file_missing_in_the_manifest_is_refused(
     start: Start, complete: Start, tmp_path: Path
 ) -> None:
-    """DeepSpeed's conversion for another number of processes reads all files of the folder."""
     out_dir, proof = tmp_path / "run", tmp_path / "proof"
-    complete(out_dir, "max_train_steps=2", stage=ZERO)
-    state = out_dir / "checkpoint-2step" / "state" / "pytorch_model"
-    with (state / "zero_pp_rank_9_mp_rank_00_optim_states.pt").open("wb") as stream:
+    complete(out_dir, "max_train_steps=2", processes=1)
+    with (out_dir / "checkpoint-2step" / "state" / "__9_0.distcp").open("wb") as stream:
         pickle.dump(Malicious(proof), stream)
-    run = start(out_dir, RESUME, "gradient_accumulation_steps=4", processes=1, stage=ZERO)
+    run = start(out_dir, RESUME, processes=1)
     assert run.wait() != 0
     assert not proof.exists()
-    assert "optim_states.pt: is not listed in manifest.json" in status(out_dir)["message"]
+    assert "__9_0.distcp: is not listed in manifest.json" in status(out_dir)["message"]
 
 
 @pytest.mark.parametrize("file", ["rng/rank1.pt", mark_slow("data_state.json")])

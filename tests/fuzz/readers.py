@@ -475,7 +475,7 @@ def read_deepspeed(path: Path) -> None:
 
 
 def read_sharded(path: Path) -> None:
-    from bsmeta.training.fsdp import read_tensor_shapes
+    from bsmeta.training.shards import read_tensor_shapes
 
     read_tensor_shapes(path.parent)
 

@@ -145,8 +145,8 @@ def test_a_malformed_manifest_is_named(tmp_path: Path, key: str, value: Any, mes
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (4, r"an earlier version .* \(format 4, expected 5\)"),
-        (6, "a later version .* start afresh"),
+        (5, r"an earlier version .* \(format 5, expected 6\)"),
+        (7, "a later version .* start afresh"),
     ],
 )
 def test_a_checkpoint_of_another_version_is_refused(
@@ -184,7 +184,7 @@ def test_a_file_to_load_that_the_manifest_does_not_list_is_refused(
     (saved / "notes.txt").touch()
     assert checkpoint.list_faults(Checkpoint(saved, 7), ALONE) == []
     (saved / folder).mkdir(exist_ok=True)
-    extra = saved / folder / "zero_pp_rank_9_mp_rank_00_optim_states.pt"
+    extra = saved / folder / "__9_0.distcp"
     for make in (extra.touch, lambda: extra.symlink_to(tmp_path)):
         make()
         (fault,) = checkpoint.list_faults(Checkpoint(saved, 7), ALONE)

@@ -19,9 +19,10 @@ def test_a_restart_names_processes_and_machines_before_and_now(tmp_path: Path) -
     ]
     (tmp_path / ENVIRONMENT).write_text("".join(json.dumps(start) + "\n" for start in starts))
     write_status(tmp_path, "failed", 7, 1, "No sign of life from rank 1 on gpu2")
-    assert Restart.read(tmp_path, 2, ALONE).to_event() == {
+    assert Restart.read(tmp_path, ("torch", "FSDP2"), 2, ALONE).to_event() == {
         "restarts": 2,
         "previous_state": "failed",
+        "engines": ("torch", "FSDP2"),
         "processes": (2, 1),
         "machines": (["aaaa", "bbbb"], [hash_machine_name()]),
     }
@@ -32,10 +33,10 @@ def test_a_start_that_was_killed_counts_as_failed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.open(CausalLMConfig(), resume=False, overwrite=False)
     write_status(folder.path, "running", 7, None)
-    assert Restart.read(folder.path, 1, ALONE).previous_state == "failed"
+    assert Restart.read(folder.path, ("torch", "torch"), 1, ALONE).previous_state == "failed"
 
 
 def test_a_copied_checkpoint_has_no_earlier_starts(tmp_path: Path) -> None:
-    restart = Restart.read(tmp_path, 4, ALONE)
+    restart = Restart.read(tmp_path, ("torch", "torch"), 4, ALONE)
     assert (restart.restarts, restart.previous_state) == (0, None)
     assert restart.machines == (None, [hash_machine_name()])

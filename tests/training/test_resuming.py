@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,11 @@ from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.steps import set_branch_length
 from bsmeta.config.value_checks import find_value_problems
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.models.manifest import Manifest, describe_file, write_manifest
+from bsmeta.models.manifest import Manifest, describe_file, read_manifest, write_manifest
 from bsmeta.training.checkpoint import FORMAT, Checkpoint
-from bsmeta.training.engine import FSDP, PLAIN
 from bsmeta.training.resuming import (
     check_exports,
     check_optimizer,
-    check_origin,
     check_task,
     find_branch_problems,
     find_changed_settings,
@@ -83,7 +80,7 @@ def test_the_task_is_compared_before_the_launch(
     config = yaml.safe_load((saved / "config.yaml").read_text())
     (saved / "config.yaml").write_text(yaml.safe_dump(config | {"task": "other"}))
     state = json.loads((saved / "trainer_state.json").read_text())
-    (saved / "trainer_state.json").write_text(json.dumps(state | {"engine": "deepspeed ZeRO-2"}))
+    (saved / "trainer_state.json").write_text(json.dumps(state | {"global_batch": 3}))
     files = [path.relative_to(saved) for path in saved.rglob("*") if path.is_file()]
     described = {
         str(file): describe_file(saved / file) for file in files if file.name != "manifest.json"
@@ -92,7 +89,37 @@ def test_the_task_is_compared_before_the_launch(
     resumed = launch(SCRIPT, *RUN, out_dir, "resume_from_checkpoint_dir=latest", check=False)
     assert resumed.returncode == 2
     assert f"{saved} is a checkpoint of task=other, this run has task=" in resumed.stderr
-    assert "ZeRO" not in resumed.stderr
+    assert "rows a step" not in resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("state/engine.json", b"{", "JSONDecodeError"),
+        ("state/.metadata", b"\x80\x04K\x01.", "ValueError"),
+        ("trainer_state.json", b"{", "JSONDecodeError"),
+        ("data_state.json", b'"\xff"', "UnicodeDecodeError"),
+    ],
+)
+def test_a_forged_state_ends_the_run_with_its_name(
+    file: str,
+    content: bytes,
+    reason: str,
+    launch: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    """Although the manifest matches the content; without a traceback."""
+    out_dir = f"out_dir={tmp_path}/run"
+    launch(SCRIPT, *RUN, out_dir)
+    saved = tmp_path / "run" / "checkpoint-2step"
+    (saved / file).write_bytes(content)
+    entries = {name: describe_file(saved / name) for name in read_manifest(saved).files}
+    write_manifest(saved, Manifest(FORMAT, entries, 2))
+    resume = ("resume_from_checkpoint_dir=latest", "max_train_steps=4")
+    resumed = launch(SCRIPT, *RUN, out_dir, *resume, check=False)
+    assert resumed.returncode == 1
+    assert f"error: {saved / file}: cannot be read ({reason}: " in resumed.stderr
+    assert "Traceback" not in resumed.stderr
 
 
 def test_an_equivalent_path_is_not_a_changed_setting(
@@ -163,7 +190,6 @@ def test_a_branch_equals_the_run_that_was_never_stopped(
         *DECAY_RUN,
         *DECAY,
         f"decay_from={stable / 'checkpoint-8step'}",
-        "trust_checkpoint=true",
         "resume_from_checkpoint_dir=latest",
     )
     kill_when(command, tmp_path, (branch / "checkpoint-12step").exists)
@@ -323,52 +349,3 @@ def test_a_checkpoint_of_another_run_only_begins_a_new_run(tmp_path: Path) -> No
     assert answer(f"{own}/checkpoint-2step")
     assert not answer(f"{other}/checkpoint-4step")
     assert answer(f"{other}/checkpoint-5step")
-
-
-def test_states_of_deepspeed_from_another_run_need_trust(tmp_path: Path) -> None:
-    own, other = (tmp_path / name / "checkpoint-2step" for name in ("own", "other"))
-    link_to_own, link_in_own = tmp_path / "checkpoint-2step", own.with_name("checkpoint-3step")
-    for folder in (own, other):
-        folder.mkdir(parents=True)
-    link_to_own.symlink_to(own)
-    link_in_own.symlink_to(other)
-
-    def check(folder: Path, *, engine: str = "zero2", trusted: bool = False) -> None:
-        check_origin(Checkpoint(folder, 2), engine, own.parent, trusted=trusted)
-
-    for folder in (own, link_to_own, link_in_own):
-        check(folder)
-    for engine in (PLAIN, FSDP):
-        check(other, engine=engine)
-    check(other, trusted=True)
-    with pytest.raises(ConfigurationError) as error:
-        check(other)
-    assert str(error.value) == (
-        f"trust_checkpoint=false: {other} has states of DeepSpeed, which are pickles, and is not "
-        f"in {own.parent}; expected a checkpoint that this run has saved, or one of somebody whom "
-        "you would let run programs on this machine: trust_checkpoint=true"
-    )
-
-
-def test_trust_is_not_saved() -> None:
-    assert "trust" not in format_yaml(CausalLMConfig(trust_checkpoint=True))
-
-
-@pytest.mark.parametrize(
-    "key", ["decay_from", pytest.param("resume_from_checkpoint_dir", marks=pytest.mark.slow)]
-)
-def test_a_run_loads_states_of_deepspeed_from_another_run_only_with_trust(
-    key: str, launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    zero2 = partial(launch, SCRIPT, *RUN, processes=2, TOY_ZERO_STAGE="2")
-    zero2("lr_scheduler_type=constant", f"out_dir={first}")
-    begun = ["max_train_steps=3", f"{key}={first / 'checkpoint-2step'}", f"out_dir={second}"]
-    if key == "decay_from":
-        begun += ["lr_scheduler_type=wsd", "num_decay_steps=1"]
-    refused = zero2(*begun, check=False)
-    assert refused.returncode != 0
-    assert "checkpoint-2step has states of DeepSpeed, which are pickles" in refused.stderr
-    assert not list(second.glob("checkpoint-*"))
-    zero2(*begun, "trust_checkpoint=true")
-    assert (second / "checkpoint-3step").is_dir()

@@ -54,7 +54,7 @@ def save(folder: Path, step: int, weights: bytes = b"weights") -> Checkpoint:
     """Writes a checkpoint of a run folder, without an engine."""
     saved = Checkpoint(folder / f"checkpoint-{step}step", step)
     (saved.folder / "state").mkdir(parents=True)
-    (saved.folder / "state" / "torch.pt").write_bytes(weights)
+    (saved.folder / "state" / "__0_0.distcp").write_bytes(weights)
     for name in ("trainer_state.json", "data_state.json", "config.yaml"):
         (saved.folder / name).write_text("{}")
     paths = [path for path in sorted(saved.folder.rglob("*")) if path.is_file()]
@@ -92,16 +92,16 @@ def test_another_machine_resumes_with_the_address_alone(s3: S3Server, tmp_path: 
         if step < 3:
             first.store.publish(save(first.path, step), ALONE)
     assert (first.path / "checkpoint-1step/state").is_dir()
-    assert not (first.path / "checkpoint-1step/state/torch.pt").exists()  # a stub
+    assert not (first.path / "checkpoint-1step/state/__0_0.distcp").exists()  # a stub
     first.store.close()
     assert [name for name in list_names(s3) if "claim" in name] == []
 
     second = open_folder(tmp_path / "b", resume=True)
     assert [saved.step for saved in list_checkpoints(second.path)] == [1, 2]
-    assert not (second.path / "checkpoint-2step/state/torch.pt").exists()
+    assert not (second.path / "checkpoint-2step/state/__0_0.distcp").exists()
     second.store.fetch_newest(ALONE)
-    assert (second.path / "checkpoint-2step/state/torch.pt").read_bytes() == b"weights"
-    assert not (second.path / "checkpoint-1step/state/torch.pt").exists()
+    assert (second.path / "checkpoint-2step/state/__0_0.distcp").read_bytes() == b"weights"
+    assert not (second.path / "checkpoint-1step/state/__0_0.distcp").exists()
 
     second.begin(CausalLMConfig(), 2)
     lines = [json.loads(line)["step"] for line in (second.path / "metrics.jsonl").open()]
@@ -121,21 +121,21 @@ def test_a_changed_object_is_named_and_an_earlier_checkpoint_is_used(
     for step in (1, 2):
         first.store.publish(save(first.path, step), ALONE)
     first.store.close()
-    s3.put({f"{PREFIX}/checkpoint-2step/state/torch.pt": b"Weights"})
+    s3.put({f"{PREFIX}/checkpoint-2step/state/__0_0.distcp": b"Weights"})
 
     second = open_folder(tmp_path / "b", resume=True)
     with caplog.at_level(logging.WARNING):
         second.store.fetch_newest(ALONE)
     assert (
-        f"{URL}/checkpoint-2step/state/torch.pt: the object has changed: 7 bytes, xxh3 "
+        f"{URL}/checkpoint-2step/state/__0_0.distcp: the object has changed: 7 bytes, xxh3 "
         in caplog.text
     )
-    assert not (second.path / "checkpoint-2step/state/torch.pt").exists()
-    assert (second.path / "checkpoint-1step/state/torch.pt").read_bytes() == b"weights"
+    assert not (second.path / "checkpoint-2step/state/__0_0.distcp").exists()
+    assert (second.path / "checkpoint-1step/state/__0_0.distcp").read_bytes() == b"weights"
 
-    s3.client.delete_object(Bucket=BUCKET, Key=f"{PREFIX}/checkpoint-1step/state/torch.pt")
-    (second.path / "checkpoint-1step/state/torch.pt").unlink()
-    with pytest.raises(CheckpointError, match=f"{URL}/.*torch.pt: the object is missing"):
+    s3.client.delete_object(Bucket=BUCKET, Key=f"{PREFIX}/checkpoint-1step/state/__0_0.distcp")
+    (second.path / "checkpoint-1step/state/__0_0.distcp").unlink()
+    with pytest.raises(CheckpointError, match=f"{URL}/.*distcp: the object is missing"):
         second.store.fetch(list_checkpoints(second.path)[0], ALONE)
     second.begin(CausalLMConfig(), 1)
     assert [name for name in list_names(s3) if "checkpoint-2step" in name] == []
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_cannot_be_staged_is_skipped_and_deleted(
     second.store.fetch_newest(ALONE)
     assert message in caplog.text
     assert [saved.step for saved in list_checkpoints(second.path)] == [1, 2]
-    assert (second.path / "checkpoint-1step/state/torch.pt").read_bytes() == b"weights"
+    assert (second.path / "checkpoint-1step/state/__0_0.distcp").read_bytes() == b"weights"
     second.begin(CausalLMConfig(), 1)
     assert [name for name in list_names(s3) if "checkpoint-2step" in name] == []
     assert [saved.step for saved in list_checkpoints(second.path)] == [1]
@@ -325,9 +325,9 @@ def test_ranks_of_two_folders_upload_and_download_their_shares(
 
     saved = [save(folder, 1) for folder in folders]
     for folder in folders:
-        (folder / "checkpoint-1step/state/torch.pt").rename(folder / "torch.pt")
-    (folders[1] / "torch.pt").rename(folders[1] / "checkpoint-1step/state/torch.pt")
-    (folders[0] / "torch.pt").unlink()
+        (folder / "checkpoint-1step/state/__0_0.distcp").rename(folder / "__0_0.distcp")
+    (folders[1] / "__0_0.distcp").rename(folders[1] / "checkpoint-1step/state/__0_0.distcp")
+    (folders[0] / "__0_0.distcp").unlink()
 
     def publish(processes: Processes) -> str:
         try:
@@ -336,10 +336,10 @@ def test_ranks_of_two_folders_upload_and_download_their_shares(
             return str(error)
         return ""
 
-    s3.faults = [failing(503, "SlowDown", 99, matches("PUT", "state/torch.pt"))]
+    s3.faults = [failing(503, "SlowDown", 99, matches("PUT", "state/__0_0.distcp"))]
     errors = run_ranks(2, publish, leaders)
     assert errors == [errors[0]] * 2
-    assert f"{URL}: writing checkpoint-1step/state/torch.pt: " in errors[0]
+    assert f"{URL}: writing checkpoint-1step/state/__0_0.distcp: " in errors[0]
     assert list_published(s3, tmp_path) == []
 
     s3.faults = []
@@ -350,21 +350,21 @@ def test_ranks_of_two_folders_upload_and_download_their_shares(
         "checkpoint-1step/config.yaml",
         "checkpoint-1step/data_state.json",
         "checkpoint-1step/manifest.json",
-        "checkpoint-1step/state/torch.pt",
+        "checkpoint-1step/state/__0_0.distcp",
         "checkpoint-1step/trainer_state.json",
     ]
 
-    assert not (folders[0] / "checkpoint-1step/state/torch.pt").exists()
+    assert not (folders[0] / "checkpoint-1step/state/__0_0.distcp").exists()
     shutil.rmtree(folders[1] / "checkpoint-1step")
     run_ranks(
         2, lambda processes: runs[processes.rank].store.fetch(saved[processes.rank], processes),
         leaders,
     )  # fmt: skip
     for folder in folders:
-        assert (folder / "checkpoint-1step/state/torch.pt").read_bytes() == b"weights"
+        assert (folder / "checkpoint-1step/state/__0_0.distcp").read_bytes() == b"weights"
 
-    (folders[1] / "checkpoint-1step/state/torch.pt").unlink()
-    s3.put({f"{PREFIX}/checkpoint-1step/state/torch.pt": b"Weights"})
+    (folders[1] / "checkpoint-1step/state/__0_0.distcp").unlink()
+    s3.put({f"{PREFIX}/checkpoint-1step/state/__0_0.distcp": b"Weights"})
 
     def fetch(processes: Processes) -> str:
         with pytest.raises(CheckpointError) as refusal:
@@ -373,7 +373,7 @@ def test_ranks_of_two_folders_upload_and_download_their_shares(
 
     errors = run_ranks(2, fetch, leaders)
     assert errors == [errors[0]] * 2
-    assert "checkpoint-1step/state/torch.pt: the object has changed" in errors[0]
+    assert "checkpoint-1step/state/__0_0.distcp: the object has changed" in errors[0]
     runs[1].store.close()
     runs[0].store.close()
 
@@ -485,7 +485,7 @@ def test_a_server_that_fails_ends_the_run_with_an_intact_checkpoint(
     run = start(tmp_path / "a")
     _, errors = run.communicate()
     assert run.poll() == 2, errors[-3000:]
-    assert "writing checkpoint-8step/state/torch.pt" in errors
+    assert "writing checkpoint-8step/state/" in errors
     assert list_published(s3, tmp_path) == [4]
 
 

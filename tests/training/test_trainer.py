@@ -185,10 +185,13 @@ def test_a_signal_to_one_rank_saves_the_same_step_on_all_and_requeues(
     assert (out_dir / f"checkpoint-{status['step']}step" / "manifest.json").exists()
 
 
-def test_another_engine_cannot_resume_a_run(launch: Launch, tmp_path: Path) -> None:
-    arguments = (*COMMON, *batches(2, 2), f"out_dir={tmp_path}")
-    launch(SCRIPT, *arguments)
-    again = (*arguments, "resume_from_checkpoint_dir=latest")
-    done = launch(SCRIPT, *again, processes=2, check=False, TOY_ZERO_STAGE="1")
-    assert "saved by torch, this run is deepspeed ZeRO-1" in done.stderr
-    assert json.loads((tmp_path / "status.json").read_text())["exit_code"] == 2
+def test_a_change_of_the_engine_is_reported(launch: Launch, steps: Steps, tmp_path: Path) -> None:
+    out_dir = f"out_dir={tmp_path}"
+    launch(SCRIPT, *COMMON, *batches(2, 2), out_dir, "max_train_steps=4")
+    resume = (*COMMON, *batches(2, 1), out_dir, "resume_from_checkpoint_dir=latest")
+    done = launch(SCRIPT, *resume, processes=2, TOY_ZERO_STAGE="1")
+    assert "  engine: torch -> deepspeed ZeRO-1\n" in done.stderr
+    events = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    (event,) = [event for event in events if event["event"] == "resume"]
+    assert (event["engines"], event["processes"]) == (["torch", "deepspeed ZeRO-1"], [1, 2])
+    assert list(steps(tmp_path)) == list(range(1, 9))

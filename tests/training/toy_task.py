@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -18,6 +18,9 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.training.processes import Processes
 from bsmeta.training.task import Loss, Metric, Task
+
+if TYPE_CHECKING:
+    from bsmeta.core.signals import StopRequest
 
 
 class ToyStream:
@@ -97,10 +100,18 @@ class ToyTask(Task):
 
 def main(config: CausalLMConfig) -> int:
     from bsmeta.core.signals import StopRequest
-    from bsmeta.training.run import run_training
     from bsmeta.training.run_folder import record_stopped_start
 
-    stage = os.environ.get("TOY_ZERO_STAGE")
+    stop = StopRequest()
+    stop.install(partial(record_stopped_start, Path(config.out_dir)), os.getppid())
+    return train(ToyTask(config), os.environ.get("TOY_ZERO_STAGE", ""), stop)
+
+
+def train(task: ToyTask, stage: str, stop: StopRequest) -> int:
+    """Trains the task under an engine: a stage of ZeRO, `fsdp2`, or "" for plain torch."""
+    from bsmeta.training.run import run_training
+
+    config = task.config
     deepspeed = None
     if stage and stage != "fsdp2":
         deepspeed = {
@@ -114,10 +125,8 @@ def main(config: CausalLMConfig) -> int:
             "bf16": {"enabled": config.mixed_precision == "bf16"},
             "steps_per_print": 10**9,
         }
-    stop = StopRequest()
-    stop.install(partial(record_stopped_start, Path(config.out_dir)), os.getppid())
     reshards = True if stage == "fsdp2" else None
-    return run_training(config, ToyTask(config), deepspeed, stop, reshards)
+    return run_training(config, task, deepspeed, stop, reshards)
 
 
 if __name__ == "__main__":

@@ -242,7 +242,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
 def test_a_run_continues_on_another_number_of_processes_under_zero(
     base: Path, tmp_path: Path, engine: str
 ) -> None:
-    """DeepSpeed's universal format has only the trained weights; the base is loaded again."""
+    """The checkpoint has only the trained weights; the base is loaded again."""
     launch_file = write_launch_file(tmp_path, engine)
     keys = list_keys(base, tmp_path / "shards")
     code, errors = train(launch_file, tmp_path / "whole", *keys)

@@ -1,0 +1,287 @@
+"""Tensors on disk, in torch's distributed checkpoint: each rank writes its part of every tensor.
+
+A folder has files `__{rank}_{n}.distcp` of each rank, and `.metadata`, the position of each part.
+Any number of processes can read them; each reads the parts that it needs. `.metadata` is a pickle,
+of which only a description of tensors is accepted.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import pickletools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from bsmeta.core.errors import CheckpointError
+from bsmeta.core.progress import report_opaque_work, report_progress
+from bsmeta.training.checkpoint import name_damaged_file
+from bsmeta.training.pickled_enums import NAMES_OF_GETATTR, make_member_reader
+from bsmeta.training.processes import ALONE, Processes
+
+_METADATA_FILE = ".metadata"
+# Classes and functions in a description of tensors, beside dtypes. They are listed one by one,
+# because their module also has `os`.
+_ALLOWED_GLOBALS = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+}  # fmt: skip
+
+# Opcodes in the pickles that Python writes for such a description.
+_ALLOWED_OPCODES = frozenset({
+    "PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "NEWOBJ", "REDUCE", "BUILD",
+    "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE",
+    "BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_TUPLE",
+    "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT",
+    "SETITEM", "SETITEMS",
+})  # fmt: skip
+_OPCODES_PER_REPORT = 1 << 20  # between reports of progress
+
+
+def write_shards(
+    state: dict[str, Any],
+    folder: Path,
+    processes: Processes,
+    planner: SavePlanner | None = None,
+) -> None:
+    """Writes this rank's shard of each tensor into a new folder; all ranks call it together.
+
+    Args:
+        state: DTensors, of which each rank has a shard, and plain tensors, equal on all ranks.
+        planner: Decides which parts this rank writes, if `state` has other values; torch's own by
+            default.
+
+    Raises:
+        Exception: On every rank, the error of the first rank that failed.
+    """
+    processes.on_main(folder.mkdir)  # torch would also create the folders above it
+    processes.run_on_all(lambda: folder.mkdir(exist_ok=True))  # not all ranks may share it
+    with _raise_first_error(folder):
+        dcp.save(
+            state,
+            storage_writer=_Writer(folder),
+            planner=planner,
+            process_group=processes.group,
+            no_dist=processes.size == 1,
+        )
+
+
+def read_shards(
+    state: dict[str, Any],
+    folder: Path,
+    processes: Processes,
+    planner: LoadPlanner | None = None,
+) -> None:
+    """Fills tensors in place from a folder that `write_shards` wrote with any number of ranks.
+
+    All ranks call it together; each reads its own shards.
+
+    Args:
+        state: DTensors and plain tensors by name.
+        planner: Decides which parts this rank reads, if `state` has other values; torch's own by
+            default.
+
+    Raises:
+        CheckpointError: If the folder holds other tensors.
+    """
+    with name_damaged_file(folder), _raise_first_error(folder):
+        dcp.load(
+            state,
+            storage_reader=_Reader(folder),
+            planner=planner,
+            process_group=processes.group,
+            no_dist=processes.size == 1,
+        )
+
+
+def read_full_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Reads the full tensors whose names begin with `prefix`.
+
+    This rank reads them by itself, into main memory.
+    """
+    tensors = {
+        name: torch.empty(size, dtype=dtype)
+        for name, (size, dtype) in read_tensor_shapes(folder).items()
+        if name.startswith(prefix)
+    }
+    read_shards(tensors, folder, ALONE)
+    return tensors
+
+
+def read_tensor_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Returns the full shape and the type of each tensor in a folder, without reading the tensors.
+
+    Raises:
+        CheckpointError: If the folder describes anything but tensors.
+    """
+    entries = _list_tensor_entries(_read_metadata(folder))
+    return {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
+
+
+def _list_tensor_entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    """Returns the entries of checked metadata by name; all describe tensors."""
+    entries = metadata.state_dict_metadata
+    return {
+        name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def _read_metadata(folder: Path) -> Metadata:
+    """Reads the description of a folder without trusting it.
+
+    Raises:
+        CheckpointError: If it is damaged, or describes anything but tensors in files of the folder.
+    """
+    file = folder / _METADATA_FILE
+    with name_damaged_file(file):
+        metadata = read_pickled_description(file.read_bytes())
+        if not isinstance(metadata, Metadata):
+            raise ValueError(f"found a {type(metadata).__name__}, expected a Metadata")
+        _check_tensors(metadata.state_dict_metadata)
+        _check_storage(metadata.storage_data)
+
+        described_bytes = sum(
+            math.prod(entry.size) * entry.properties.dtype.itemsize
+            for entry in _list_tensor_entries(metadata).values()
+        )
+        stored_bytes = sum(shards.stat().st_size for shards in folder.glob("*.distcp"))
+        if described_bytes > stored_bytes:
+            raise ValueError(
+                f"describes {described_bytes:,} bytes of tensors, but its files have "
+                f"{stored_bytes:,}"
+            )
+    return metadata
+
+
+def read_pickled_description(content: bytes) -> Any:
+    """Reads a pickled description of tensors, or a part of one, without trusting it.
+
+    Raises:
+        UnpicklingError: If the pickle does more than build such values.
+    """
+    _check_opcodes(content)
+    return _Unpickler(io.BytesIO(content)).load()
+
+
+def _check_opcodes(content: bytes) -> None:
+    """Refuses a pickle that does more than build values, or that would fill the memory.
+
+    A PUT opcode stores an object at an index, and Python's table grows to the largest index.
+    """
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if opcode.name not in _ALLOWED_OPCODES:
+            raise pickle.UnpicklingError(f"{opcode.name} does not describe a tensor")
+        if opcode.name.endswith("PUT") and int(argument or 0) > count:
+            raise pickle.UnpicklingError(f"{opcode.name} {argument} after {count} steps")
+        if count % _OPCODES_PER_REPORT == 0:
+            report_progress()
+
+
+def _check_tensors(entries: Any) -> None:
+    """Refuses anything but descriptions of tensors, because torch would unpickle other entries."""
+    if type(entries) is not dict or any(type(name) is not str for name in entries):
+        raise ValueError("found no names of tensors")
+    for name, entry in entries.items():
+        if type(entry) is not TensorStorageMetadata:
+            raise ValueError(
+                f"{name}: found more than tensors; expected only descriptions of tensors"
+            )
+        is_shape = isinstance(entry.size, torch.Size)
+        if not is_shape or not isinstance(entry.properties.dtype, torch.dtype):
+            raise ValueError(f"{name}: found no shape or no type")
+        if min(entry.size, default=0) < 0:
+            raise ValueError(f"{name}: found the shape {list(entry.size)}")
+
+
+def _check_storage(storage: Any) -> None:
+    """Refuses shards that are not in files of the folder."""
+    if type(storage) is not dict:
+        raise ValueError("found no parts of tensors")
+    for shard in storage.values():
+        name = shard.relative_path
+        if type(name) is not str or Path(name).name != name:
+            raise ValueError(f"names {name}, outside of its folder")
+        if type(shard.offset) is not int or type(shard.length) is not int or shard.offset < 0:
+            raise ValueError(f"{name}: found no offset or no length")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Refuses every class and function that is not part of a description of tensors."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" in NAMES_OF_GETATTR:
+            return make_member_reader(_MEM_FORMAT_ENCODING)
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or name in _ALLOWED_GLOBALS.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not describe a tensor")
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Counts the writes of this rank as progress, but not its wait for other ranks."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        with report_opaque_work():
+            return super().write_data(plan, planner)
+
+
+class _Reader(dcp.FileSystemReader):
+    """Counts the reads of this rank as progress, but not its wait for other ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._metadata = _read_metadata(folder)
+
+    def read_metadata(self) -> Metadata:
+        return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        with report_opaque_work():
+            return super().read_data(plan, planner)
+
+
+@contextmanager
+def _raise_first_error(folder: Path) -> Iterator[None]:
+    """Context that raises the error of the first rank that failed, not torch's set of errors."""
+    try:
+        yield
+    except CheckpointException as error:  # not an Exception
+        rank, (cause, _) = min(error.failures.items())
+        if isinstance(cause, OSError):
+            raise cause from None
+        reason = _extract_reason(cause)
+        raise CheckpointError(
+            f"{folder}: {type(cause).__name__}: {reason} (rank {rank})"
+        ) from cause
+
+
+def _extract_reason(error: BaseException) -> str:
+    """Extracts why torch refused a file, without torch's advice on how to load it anyway."""
+    lines = str(error).splitlines()
+    for mark in ("GLOBAL", "WeightsUnpickler"):
+        for line in lines:
+            if mark in line:
+                return line.strip()
+    return str(error)
