@@ -79,6 +79,8 @@ def test_the_benchmark_trains_and_scores(
         f"model_name={encoder}",
         f"data_config.train_file={world}/train.jsonl",
         f"data_config.entity_table={world}/entities",
+        "data_config.max_entity_length=16",
+        "data_config.window_length=16",
         "keep_best_by=null",
         "export_best=false",
         "evals_per_epoch=null",
