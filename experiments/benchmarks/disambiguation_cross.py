@@ -496,7 +496,8 @@ def run_scoring(arguments: argparse.Namespace) -> None:
     files = Path(arguments.folder).glob("*.safetensors")
     for path in sorted(files, key=lambda path: int(path.stem)):
         model.load_state_dict(load_file(path))
-        print(json.dumps(score(model, examples, arguments) | {"trained": int(path.stem)}), flush=True)
+        result = {"trained": int(path.stem)} | score(model, examples, arguments)
+        print(json.dumps(result), flush=True)
 
 
 def score(
@@ -529,7 +530,7 @@ def score(
     weight, margin = choose_weight(examples, scores, np.ones(len(examples), bool))
     return {
         "bi_encoder": percent(bi_encoder.mean()),
-        "cross_encoder": percent(np.mean(alone)),
+        "cross_encoder": percent(float(np.mean(alone))),
         "combined": percent(combined.mean()),
         "gain": [percent(gain), percent(low), percent(high)],
         "documents": len({*documents.tolist()}),
