@@ -45,6 +45,8 @@ from bsmeta.tasks.spelling.lexicon import (
     BOUNDARY,
     Lexicon,
     Ngrams,
+    hash_words,
+    join_hashes,
     parse_token,
     read_word_blocks,
 )
@@ -54,6 +56,7 @@ ORDER = 4
 """Words of the longest n-grams."""
 DISCOUNT = 0.8
 """Subtracted from each count, for n-grams that were not counted."""
+PRIOR_WEIGHT = 6.0
 SURE_PROBABILITY = 0.98
 FITTED_SAMPLES = 600
 """Training samples for each kind of errors, on which the weights are fitted."""
@@ -133,11 +136,12 @@ class NgramModel:
 
     Of n-grams shorter than `ORDER`, it counts the different words before them, unless they begin a
     sentence. The distribution without context is the mean of the words' shares of all pairs and
-    their frequency in the lexicon.
+    their frequency in the lexicon; after a word, its mean with the listed pairs of the lexicon
+    counts as `PRIOR_WEIGHT` further occurrences of the word.
 
     Args:
         texts: Correct texts.
-        lexicon: Gives the frequencies of words.
+        lexicon: Gives the frequencies of words, and the shares of pairs.
     """
 
     def __init__(self, texts: Iterable[str], lexicon: Lexicon) -> None:
@@ -157,6 +161,11 @@ class NgramModel:
         distinct = longer[_find_distinct(_hash_rows(longer))]
         self._pair_shares = np.bincount(distinct[:, -1], minlength=1 + len(self._numbers))
         self._pairs = len(distinct)
+
+        self._listed = lexicon.listed_bigrams
+        words = [*self._numbers, ""]  # the last is for unknown words
+        self._hashes = hash_words(words)
+        self._word_frequencies = self.find_frequencies(words)
 
     def _list_ngrams(self, sequence: np.ndarray, length: int) -> np.ndarray:
         """Lists the n-grams that have no boundary inside: int64 [n-grams, length]."""
@@ -190,9 +199,20 @@ class NgramModel:
             totals = order.totals.count(contexts)
             left_over = DISCOUNT * order.types.count(contexts)
             counts = np.maximum(order.counts.count(_hash_rows(shorter)) - DISCOUNT, 0)
+            if length == 2:
+                probabilities = self._mix_listed_pairs(shorter, probabilities)
+                totals = totals + PRIOR_WEIGHT
+                left_over += PRIOR_WEIGHT
             smoothed = (counts + left_over * probabilities) / np.maximum(totals, 1)
             probabilities = np.where(totals > 0, smoothed, probabilities)
         return np.log(probabilities)
+
+    def _mix_listed_pairs(self, pairs: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+        """Returns the means of probabilities without context and of those by the listed pairs."""
+        if not len(self._listed.keys):
+            return probabilities
+        shares = self._listed.count(join_hashes(*self._hashes[pairs.T]))
+        return (probabilities + np.minimum(shares / self._word_frequencies[pairs[:, 0]], 1)) / 2
 
     def score(
         self, before: Sequence[str], candidates: Sequence[Sequence[str]], after: Sequence[str]

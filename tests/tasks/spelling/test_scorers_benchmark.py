@@ -32,11 +32,11 @@ def test_kneser_ney_by_hand(script: dict[str, Any]) -> None:
     a, b, unknown = model.find_numbers(["a", "b", "c"])
 
     # The pairs are: boundary a, a b, b a, b boundary. P(b) = (1/4 + 1/4) / 2.
-    # Before `a b` are two words:        P(b | a) = (2 - 0.8 + 0.8 P(b)) / 2 = 0.7
-    # Before `b a b` is one:           P(b | b a) = 1 - 0.8 + 0.8 * 0.7 = 0.76
-    # `a b a b` is counted once:     P(b | a b a) = 1 - 0.8 + 0.8 * 0.76 = 0.808
+    # Before `a b` are two words:    P(b | a) = (2 - 0.8 + (0.8 + 6) P(b)) / (2 + 6) = 0.3625
+    # Before `b a b` is one:       P(b | b a) = 1 - 0.8 + 0.8 * 0.3625 = 0.49
+    # `a b a b` is counted once: P(b | a b a) = 1 - 0.8 + 0.8 * 0.49 = 0.592
     logs = model.compute_logs(np.array([[a, b, a, b], [a, unknown, a, b]]), np.array([0.25, 0.25]))
-    assert np.exp(logs) == pytest.approx([0.808, 0.7])
+    assert np.exp(logs) == pytest.approx([0.592, 0.3625])
 
 
 def test_a_score_covers_the_candidate_and_the_words_after_it(script: dict[str, Any]) -> None:
