@@ -225,6 +225,8 @@ def _check_storage(storage: Any) -> None:
             raise ValueError(f"names {name}, outside of its folder")
         if type(shard.offset) is not int or type(shard.length) is not int or shard.offset < 0:
             raise ValueError(f"{name}: found no offset or no length")
+        if shard.transform_descriptors:  # such as a compression, which nothing here writes
+            raise ValueError(f"{name}: is transformed by {shard.transform_descriptors}")
 
 
 class _Unpickler(pickle.Unpickler):

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from bsmeta.core.errors import CheckpointError
 from bsmeta.training.shards import read_full_tensors, read_tensor_shapes
+from tests.training.pickles import write_call
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 with tempfile.TemporaryDirectory() as made:
@@ -120,6 +121,30 @@ def test_a_malformed_description_is_refused(
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=reason):
         read_tensor_shapes(folder)
+
+
+def test_a_transformed_part_is_refused(folder: Path) -> None:
+    """A compression would let a small file fill the memory."""
+    metadata = load_metadata(folder)
+    next(iter(metadata.storage_data.values())).transform_descriptors = ["zstd"]
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"is transformed by \['zstd'\]"):
+        read_tensor_shapes(folder)
+
+
+def test_a_part_that_is_a_call_is_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the environment allows calls."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    call_file = folder / "call.pt"
+    write_call(call_file)
+    metadata = load_metadata(folder)
+    for part in metadata.storage_data.values():
+        part.relative_path, part.offset, part.length = "call.pt", 0, call_file.stat().st_size
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+    with pytest.raises(CheckpointError, match="unsupported GLOBAL"):
+        read_full_tensors(folder, "model/")
+    assert not (folder / "was_run").exists()
 
 
 def test_a_size_larger_than_the_files_is_not_allocated(folder: Path) -> None:
