@@ -180,7 +180,7 @@ JOINS = {
         "out_dir / name_folder(step)": "a number",
         "self.folder / file": "files that were just written there",
         "self.folder / name": "constant names",
-        "folder / file": "checked by read_manifest",
+        "checkpoint.folder / file": "checked by read_manifest",
         "folder / part": "constant names",
         "out_dir / f'superseded-{checkpoint.folder.name}'": "a number",
         "path.with_name(f'{path.name}.{number}')": "beside a path",
@@ -199,6 +199,8 @@ JOINS = {
     },
     "training/shared_folder.py": {
         "folder / f'{TOKEN}{secrets.token_hex(8)}'": "drawn here",
+        "folder / f'{TOKEN}{processes.broadcast(secrets.token_hex(8))}'": "drawn by rank 0",
+        "token.with_name(f'{token.name}-{rank}')": "a number",
         "folder / name": "drawn by another rank",
     },
     "quick/command.py": {"folder / name": "one of two constants"},
@@ -223,6 +225,7 @@ JOINS = {
         "locate_user_cache() / 'runs' / name_local_folder(self.url)":
             "a hash after the user's address",
         "self.folder / folder": "checkpoint-{step}step, or a constant",
+        "self.folder / log": "a pattern without slashes",
         "self.folder / name": "checked by read_manifest",
         "self.folder / path": "checkpoint-{step}step, and a constant",
         "self.folder / self._checkpoint": "checkpoint-{step}step",
@@ -230,8 +233,8 @@ JOINS = {
     "training/run_store.py": {
         "saved.folder / file": "checked by read_manifest",
         "saved.folder.with_name(f'tmp-{saved.folder.name}-deleted')": "beside a path",
-        "self.folder / file": "checked by read_manifest",
         "self.folder / folder": "checkpoint-{step}step",
+        "self.folder / name_folder(step)": "a number",
         "self.folder / folder / file": "checkpoint-{step}step; checked by read_manifest",
         "self.folder / log": "a pattern without slashes",
         "self.folder / name": "files of the folder itself; checkpoint-{step}step and a constant",
