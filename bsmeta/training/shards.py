@@ -19,8 +19,10 @@ from typing import Any
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import _validate_global_plan
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
     Metadata,
     TensorStorageMetadata,
 )
@@ -172,6 +174,7 @@ def _read_metadata(folder: Path) -> Metadata:
                 f"describes {described_bytes:,} bytes of tensors, but its files have "
                 f"{stored_bytes:,}"
             )
+        _check_parts(metadata)
     return metadata
 
 
@@ -213,6 +216,29 @@ def _check_tensors(entries: Any) -> None:
             raise ValueError(f"{name}: found no shape or no type")
         if min(entry.size, default=0) < 0:
             raise ValueError(f"{name}: found the shape {list(entry.size)}")
+
+
+def _check_parts(metadata: Metadata) -> None:
+    """Refuses a tensor whose parts do not hold each of its elements exactly once.
+
+    A load reads the parts that are listed; other elements would keep what the memory holds.
+    """
+    for name, entry in _list_tensor_entries(metadata).items():
+        for part in entry.chunks:
+            if type(part) is not ChunkStorageMetadata:
+                raise ValueError(f"{name}: found a {type(part).__name__}, expected a part")
+            if not len(part.offsets) == len(part.sizes) == len(entry.size):
+                raise ValueError(f"{name}: found a part with another number of dimensions")
+
+        numel = math.prod(entry.size)
+        part_numel = sum(math.prod(part.sizes) for part in entry.chunks)
+        if part_numel != numel:
+            raise ValueError(f"{name}: its parts have {part_numel:,} elements, expected {numel:,}")
+
+    # Torch's check of the parts that several ranks save finds those that overlap or are outside.
+    errors = _validate_global_plan([], metadata)
+    if errors:
+        raise ValueError(errors[0])
 
 
 def _check_storage(storage: Any) -> None:

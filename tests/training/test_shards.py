@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
+    ChunkStorageMetadata,
     Metadata,
     StorageMeta,
     TensorStorageMetadata,
@@ -120,6 +121,41 @@ def test_a_malformed_description_is_refused(
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=reason):
         read_tensor_shapes(folder)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([], "its parts have 0 elements, expected 6"),
+        ([((0, 0), (1, 3))], "its parts have 3 elements, expected 6"),
+        ([((0, 0), (1, 3)), ((0, 0), (1, 3))], "has overlapping chunks"),
+        ([((0, 0), (1, 3)), ((2, 0), (1, 3))], "has out of bounds chunk"),
+        ([((0,), (6,))], "found a part with another number of dimensions"),
+    ],
+)
+def test_parts_that_do_not_make_up_their_tensor_are_refused(
+    folder: Path, parts: list[tuple[tuple[int, ...], tuple[int, ...]]], reason: str
+) -> None:
+    """Torch would read what there is, and leave the other elements as they are in memory."""
+    metadata = load_metadata(folder)
+    entry = metadata.state_dict_metadata["model/weight"]
+    assert isinstance(entry, TensorStorageMetadata)
+    entry.chunks = [
+        ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in parts
+    ]
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=rf"model/weight.*{reason}"):
+        read_full_tensors(folder, "model/")
+
+
+def test_a_scalar_without_parts_is_refused(folder: Path) -> None:
+    metadata = load_metadata(folder)
+    entry = metadata.state_dict_metadata["optimizer/step/weight"]
+    assert isinstance(entry, TensorStorageMetadata)
+    entry.chunks = []
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="its parts have 0 elements, expected 1"):
+        read_full_tensors(folder, "optimizer/")
 
 
 def test_a_size_larger_than_the_files_is_not_allocated(folder: Path) -> None:
