@@ -270,7 +270,14 @@ class _Writer(dcp.FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         with report_opaque_work():
-            return super().write_data(plan, planner)
+            try:
+                return super().write_data(plan, planner)
+            except RuntimeError as error:
+                # If a write fails, torch.save raises an error about its position in the file. The
+                # error of the write is the context, which is lost on the way to other ranks.
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
 
 class _Reader(dcp.FileSystemReader):

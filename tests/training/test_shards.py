@@ -21,7 +21,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.shards import read_full_tensors, read_tensor_shapes
+from bsmeta.training.processes import ALONE
+from bsmeta.training.shards import read_full_tensors, read_tensor_shapes, write_shards
+from tests.disks import small_disk
+
+__all__ = ["small_disk"]
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 with tempfile.TemporaryDirectory() as made:
@@ -177,6 +181,14 @@ def test_a_missing_or_truncated_part_is_named(folder: Path) -> None:
     part.rename(folder / "other.distcp")
     with pytest.raises(CheckpointError, match=rf"^{folder}: cannot be read \(FileNotFoundError"):
         read_full_tensors(folder, "model/")
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1_000_000), (20, 10_000), (3000, 10)])
+def test_a_full_disk_is_an_error_of_the_system(small_disk: Path, count: int, size: int) -> None:
+    """Its number is all that other ranks learn of it."""
+    tensors = {str(number): torch.ones(size) for number in range(count)}
+    with pytest.raises(OSError, match="No space left on device"):
+        write_shards(tensors, small_disk / "state", ALONE)
 
 
 def test_code_in_a_description_is_not_run(folder: Path, tmp_path: Path) -> None:
