@@ -21,6 +21,7 @@ from bsmeta.training.engine_state import (
     MODEL_PREFIX,
     VALUES_FILE,
     EngineValues,
+    make_surplus_error,
     map_first_names,
     name_optimizer_value,
     read_training_values,
@@ -156,6 +157,7 @@ class DeepSpeedEngine(Engine):
             weights: The ranges of weights that the optimizer of this rank updates.
         """
         keys = self._list_optimizer_keys(folder)
+        self._clear_optimizer(weights)
         state = self._collect_untrained()
         counters = {}
         for weight in weights:
@@ -174,7 +176,8 @@ class DeepSpeedEngine(Engine):
         """Lists the keys of the optimizer values that a folder holds, by weight.
 
         Raises:
-            CheckpointError: If the folder holds weights that the model lacks.
+            CheckpointError: If the folder holds weights that the model lacks, or optimizer values
+                of frozen ones.
         """
         tensors = self._map_saved_tensors()
         keys = defaultdict(list)
@@ -183,16 +186,26 @@ class DeepSpeedEngine(Engine):
                 continue
             key, name = split_value_name(entry)
             if name not in tensors or not is_trained(tensors[name]):
-                raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
+                raise make_surplus_error(folder, entry, name in tensors)
             keys[name].append(key)
         return keys
 
     def _allocate_optimizer_value(self, master: torch.Tensor, key: str) -> torch.Tensor:
-        """Returns the memory of an optimizer value, cleared: padding and new weights have zeros."""
+        """Returns the memory of an optimizer value."""
         state = self._optimizer_state[master]
         if key not in state:
             state[key] = torch.zeros_like(master, requires_grad=False)
-        return state[key].zero_()
+        return state[key]
+
+    def _clear_optimizer(self, weights: list[MasterRange]) -> None:
+        """Sets the optimizer values of earlier steps to zero.
+
+        A checkpoint has none for padding, nor for weights without a gradient so far. A tensor with
+        many weights is cleared once.
+        """
+        for master in {weight.master for weight in weights}:
+            for value in self._optimizer_state.get(master, {}).values():
+                value.zero_()
 
     def _restore_counters(
         self, folder: Path, weights: list[MasterRange], counters: dict[str, torch.Tensor]

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 
 from bsmeta.core.errors import CheckpointError, ConfigurationError
 from bsmeta.core.parsing import parse_json
-from bsmeta.training.checkpoint import name_damaged_file
+from bsmeta.training.checkpoint import CONFIG_FILE, name_damaged_file
 from bsmeta.training.processes import Processes
 from bsmeta.training.shards import read_tensor_shapes, write_shards
 
@@ -195,12 +195,29 @@ def allocate_optimizer_values(
 
         _, name = split_value_name(entry)
         if name not in parameters:
-            raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
+            raise make_surplus_error(folder, entry, MODEL_PREFIX + name in saved_weights)
         value = _allocate_value(parameters[name].detach(), size)
         if value is None:
             raise CheckpointError(f"{folder}: {entry} has the shape {list(size)}")
         values[entry] = value.to(dtype)
     return values
+
+
+def make_surplus_error(folder: Path, entry: str, has_weight: bool) -> CheckpointError:
+    """Makes the error of a folder with a tensor for which an engine has no use.
+
+    Args:
+        has_weight: Whether it is an optimizer value of a weight of the model, which is frozen.
+    """
+    if not has_weight:
+        return CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
+
+    _, name = split_value_name(entry)
+    return CheckpointError(
+        f"{folder}: has {entry}, but this run does not train {name}; expected a run that trains "
+        f"the same weights. Resume with the settings of {folder.parent / CONFIG_FILE}, or begin a "
+        f"new run in another out_dir with the weights of {folder.parent / 'model'}"
+    )
 
 
 def _allocate_value(parameter: torch.Tensor, size: torch.Size) -> torch.Tensor | None:

@@ -21,6 +21,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
     Metadata,
     TensorStorageMetadata,
 )
@@ -172,6 +173,7 @@ def _read_metadata(folder: Path) -> Metadata:
                 f"describes {described_bytes:,} bytes of tensors, but its files have "
                 f"{stored_bytes:,}"
             )
+        _check_parts(metadata)
     return metadata
 
 
@@ -215,6 +217,63 @@ def _check_tensors(entries: Any) -> None:
             raise ValueError(f"{name}: found the shape {list(entry.size)}")
 
 
+def _check_parts(metadata: Metadata) -> None:
+    """Refuses a tensor whose parts do not hold each of its elements exactly once.
+
+    A load reads the parts that are listed; other elements would keep what the memory holds.
+    """
+    for name, entry in _list_tensor_entries(metadata).items():
+        for part in entry.chunks:
+            if type(part) is not ChunkStorageMetadata:
+                raise ValueError(f"{name}: found a {type(part).__name__}, expected a part")
+            if not len(part.offsets) == len(part.sizes) == len(entry.size):
+                raise ValueError(f"{name}: found a part with another number of dimensions")
+
+            for offset, length, size in zip(part.offsets, part.sizes, entry.size, strict=True):
+                if offset < 0 or length < 0 or offset + length > size:
+                    raise ValueError(f"{name}: found a part outside of the shape")
+
+        numel = math.prod(entry.size)
+        part_numel = sum(math.prod(part.sizes) for part in entry.chunks)
+        if part_numel != numel:
+            raise ValueError(f"{name}: its parts have {part_numel:,} elements, expected {numel:,}")
+        if _have_overlap(entry.chunks):
+            raise ValueError(f"{name}: found parts that overlap")
+
+
+def _have_overlap(parts: list[ChunkStorageMetadata]) -> bool:
+    """Whether two parts of a tensor share an element.
+
+    The parts are visited in the order of their beginnings in one dimension, and compared with the
+    earlier ones that have not ended there.
+    """
+    parts = [part for part in parts if math.prod(part.sizes) > 0]
+    if len(parts) < 2:
+        return False
+
+    dimensions = range(len(parts[0].sizes))
+    sweep = max(dimensions, key=lambda dim: len({part.offsets[dim] for part in parts}), default=0)
+    open_parts: list[ChunkStorageMetadata] = []
+    for part in sorted(parts, key=lambda part: part.offsets[sweep]):
+        start = part.offsets[sweep]
+        open_parts = [
+            other for other in open_parts if other.offsets[sweep] + other.sizes[sweep] > start
+        ]
+        if any(_overlap(part, other) for other in open_parts):
+            return True
+        open_parts.append(part)
+    return False
+
+
+def _overlap(first: ChunkStorageMetadata, second: ChunkStorageMetadata) -> bool:
+    """Whether two parts of a tensor share an element."""
+    return all(
+        first.offsets[dim] < second.offsets[dim] + second.sizes[dim]
+        and second.offsets[dim] < first.offsets[dim] + first.sizes[dim]
+        for dim in range(len(first.sizes))
+    )
+
+
 def _check_storage(storage: Any) -> None:
     """Refuses shards that are not in files of the folder."""
     if type(storage) is not dict:
@@ -246,7 +305,14 @@ class _Writer(dcp.FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         with report_opaque_work():
-            return super().write_data(plan, planner)
+            try:
+                return super().write_data(plan, planner)
+            except RuntimeError as error:
+                # If a write fails, torch.save raises an error about its position in the file. The
+                # error of the write is the context, which is lost on the way to other ranks.
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
 
 class _Reader(dcp.FileSystemReader):

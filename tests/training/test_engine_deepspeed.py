@@ -115,3 +115,28 @@ def test_weights_of_a_partition_with_different_steps_are_refused(tmp_path: Path)
         f"{tmp_path / 'state'}: weights that ZeRO updates together have had different numbers of "
         "steps ([2.0, 3.0]); resume with the engine that saved it"
     ) in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_rollback_forgets_optimizer_values_that_the_checkpoint_lacks(
+    tmp_path: Path, precision: str
+) -> None:
+    """A checkpoint has none for a weight that has had no gradient before it."""
+    weights = SmallModel().state_dict()
+    del weights["output.weight"]  # another name of the embedding
+    state = {f"model/{name}": weight for name, weight in weights.items()}
+    write_state(state, EngineValues(has_optimizer=True), tmp_path / "state", ALONE)
+
+    engines = [
+        {
+            "stage": stage,
+            "load": str(tmp_path / "state"),
+            "steps": [1, 3],
+            "rounds": 2,
+            "save": str(tmp_path / str(stage)),
+        }
+        for stage in range(4)
+    ]
+    for losses in run_engines(1, precision, engines):
+        assert losses[:3] == losses[3:]

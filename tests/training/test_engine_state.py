@@ -84,6 +84,20 @@ def test_a_state_of_another_model_is_refused(
         engine.load(tmp_path / "other")
 
 
+def test_optimizer_values_of_a_frozen_weight_are_refused(tmp_path: Path) -> None:
+    train(Tied()).save(tmp_path / "state")
+    model = Tied()
+    model.first.bias.requires_grad_(False)
+    trained = [model.first.weight]
+    engine = PlainEngine(Accelerator(cpu=True), model, torch.optim.AdamW(trained))
+    message = (
+        f"^{tmp_path}/state: has optimizer/step/first.bias, but this run does not train first.bias;"
+        f" expected a run that trains the same weights. Resume with the settings of {tmp_path}/"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        engine.load(tmp_path / "state")
+
+
 def test_a_missing_weight_is_named(tmp_path: Path) -> None:
     engine = train(Tied())
     engine.save(tmp_path / "state")

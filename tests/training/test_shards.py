@@ -14,14 +14,19 @@ from hypothesis import strategies as st
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
+    ChunkStorageMetadata,
     Metadata,
     StorageMeta,
     TensorStorageMetadata,
 )
 
 from bsmeta.core.errors import CheckpointError
-from bsmeta.training.shards import read_full_tensors, read_tensor_shapes
+from bsmeta.training.processes import ALONE
+from bsmeta.training.shards import read_full_tensors, read_tensor_shapes, write_shards
+from tests.disks import small_disk
 from tests.training.pickles import write_call
+
+__all__ = ["small_disk"]
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 with tempfile.TemporaryDirectory() as made:
@@ -147,6 +152,41 @@ def test_a_part_that_is_a_call_is_not_run(folder: Path, monkeypatch: pytest.Monk
     assert not (folder / "was_run").exists()
 
 
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([], "its parts have 0 elements, expected 6"),
+        ([((0, 0), (1, 3))], "its parts have 3 elements, expected 6"),
+        ([((0, 0), (1, 3)), ((0, 0), (1, 3))], "parts that overlap"),
+        ([((0, 0), (1, 3)), ((2, 0), (1, 3))], "found a part outside of the shape"),
+        ([((0,), (6,))], "found a part with another number of dimensions"),
+    ],
+)
+def test_parts_that_do_not_make_up_their_tensor_are_refused(
+    folder: Path, parts: list[tuple[tuple[int, ...], tuple[int, ...]]], reason: str
+) -> None:
+    """Torch would read what there is, and leave the other elements as they are in memory."""
+    metadata = load_metadata(folder)
+    entry = metadata.state_dict_metadata["model/weight"]
+    assert isinstance(entry, TensorStorageMetadata)
+    entry.chunks = [
+        ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in parts
+    ]
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=rf"model/weight.*{reason}"):
+        read_full_tensors(folder, "model/")
+
+
+def test_a_scalar_without_parts_is_refused(folder: Path) -> None:
+    metadata = load_metadata(folder)
+    entry = metadata.state_dict_metadata["optimizer/step/weight"]
+    assert isinstance(entry, TensorStorageMetadata)
+    entry.chunks = []
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="its parts have 0 elements, expected 1"):
+        read_full_tensors(folder, "optimizer/")
+
+
 def test_a_size_larger_than_the_files_is_not_allocated(folder: Path) -> None:
     metadata = load_metadata(folder)
     entry = metadata.state_dict_metadata["model/weight"]
@@ -166,6 +206,14 @@ def test_a_missing_or_truncated_part_is_named(folder: Path) -> None:
     part.rename(folder / "other.distcp")
     with pytest.raises(CheckpointError, match=rf"^{folder}: cannot be read \(FileNotFoundError"):
         read_full_tensors(folder, "model/")
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1_000_000), (20, 10_000), (3000, 10)])
+def test_a_full_disk_is_an_error_of_the_system(small_disk: Path, count: int, size: int) -> None:
+    """Its number is all that other ranks learn of it."""
+    tensors = {str(number): torch.ones(size) for number in range(count)}
+    with pytest.raises(OSError, match="No space left on device"):
+        write_shards(tensors, small_disk / "state", ALONE)
 
 
 def test_code_in_a_description_is_not_run(folder: Path, tmp_path: Path) -> None:
