@@ -365,17 +365,24 @@ class BucketStore(RunStore):
                 shutil.rmtree(self.folder / folder, ignore_errors=True)
 
     def begin(self) -> None:
-        """See `RunStore`; a thread then uploads new lines regularly."""
-        old_parts = []
+        """See `RunStore`; remnants of checkpoints are deleted, and a thread uploads new lines."""
+        old_parts, remnants = [], []
         for entry in self._bucket.list_objects():
             match = _LOG_PART.fullmatch(entry.name)
             if match is not None and self._publishes(match[1]):
                 old_parts.append(entry.name)
+            elif self._rank == 0 and self._is_remnant(entry.name):
+                remnants.append(entry.name)
         self.publish_files()
-        self._bucket.delete(*old_parts)
+        self._bucket.delete(*old_parts, *remnants)
 
         self._publisher = threading.Thread(target=self._publish_regularly, daemon=True)
         self._publisher.start()
+
+    def _is_remnant(self, name: str) -> bool:
+        """Whether an object is left of a checkpoint whose upload or deletion was interrupted."""
+        folder = name.partition("/")[0]
+        return CHECKPOINT_NAME.fullmatch(folder) is not None and folder not in self._committed
 
     def check_room(self, checkpoint_bytes: int) -> None:
         """See `RunStore`; while one checkpoint is uploaded, the next may be written.
