@@ -33,6 +33,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from bsmeta.config.run_location import is_in_bucket, locate_run_folder
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
@@ -713,12 +715,12 @@ def _is_alive(holder: dict[str, object]) -> bool:
     if holder.get("host") != socket.gethostname() or not isinstance(process, int):
         return False
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        # In a container without an init process, nobody waits for the ranks of a killed launcher.
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except (psutil.NoSuchProcess, ValueError):  # ValueError: a negative number
         return False
-    except OSError:
+    except psutil.Error:
         return True
-    return True
 
 
 def open_store(config: RunConfig) -> RunStore:

@@ -224,11 +224,11 @@ def test_row_9_a_staging_disk_filled_during_the_run_is_named(
 
     is_first_manifest = matches("PUT", "checkpoint-2step/manifest")
     s3.faults = [fill]
-    run = begin(stage=stage, staging=small_disk, TOY_WIDTH="3000")
+    run = begin(stage=stage, staging=small_disk, TOY_WIDTH="1000")
     assert run.wait() != 0
     assert re.search(rf"{small_disk}\S* has .* free", run.errors)
     assert list_published(s3, tmp_path) == [2]
 
     s3.faults = []
-    wait_for_success(begin(RESUME, stage=stage, TOY_WIDTH="3000"))
+    wait_for_success(begin(RESUME, stage=stage, TOY_WIDTH="1000"))
     assert list_published(s3, tmp_path)[-1] == 8

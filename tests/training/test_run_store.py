@@ -7,11 +7,14 @@ import logging
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
@@ -34,6 +37,7 @@ from tests.training.bucket_runs import (
     matches,
 )
 from tests.training.rank_threads import run_ranks
+from tests.waiting import wait_until
 from tests.warm import REPOSITORY, Warm
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
@@ -286,6 +290,21 @@ def test_a_second_run_is_refused_and_a_replaced_one_uploads_nothing_more(
     third = open_folder(tmp_path / "e", overwrite=True)
     assert list_names(s3) == [".bsmeta-run/claim-000001", ".bsmeta-run/run.txt"]
     third.store.close()
+
+
+def test_a_dead_process_that_nobody_has_waited_for_holds_no_claim(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    open_folder(tmp_path / "a").store.close()
+    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.read()
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+    claim = {"host": socket.gethostname(), "process": process.pid}
+    s3.put({f"{PREFIX}/.bsmeta-run/claim-000001": json.dumps(claim).encode()})
+    open_folder(tmp_path / "b", resume=True).store.close()
+    process.wait()
 
 
 def test_of_two_simultaneous_starts_one_is_refused(s3: S3Server, tmp_path: Path) -> None:
