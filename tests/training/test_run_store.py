@@ -663,4 +663,4 @@ def test_two_machines_roll_back_to_a_checkpoint_in_the_bucket(
     events = [json.loads(line) for line in (tmp_path / "logs/metrics.jsonl").open()]
     rollbacks = [event for event in events if event["event"] == "rollback"]
     assert [(event["step"], event["to_step"]) for event in rollbacks] == [(7, 4)]
-    assert list_published(s3, tmp_path) == [4, 8]
+    assert list_published(s3, tmp_path) == [8]
