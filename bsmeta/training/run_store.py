@@ -33,6 +33,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from bsmeta.config.run_location import is_in_bucket, locate_run_folder
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
@@ -365,17 +367,24 @@ class BucketStore(RunStore):
                 shutil.rmtree(self.folder / folder, ignore_errors=True)
 
     def begin(self) -> None:
-        """See `RunStore`; a thread then uploads new lines regularly."""
-        old_parts = []
+        """See `RunStore`; remnants of checkpoints are deleted, and a thread uploads new lines."""
+        old_parts, remnants = [], []
         for entry in self._bucket.list_objects():
             match = _LOG_PART.fullmatch(entry.name)
             if match is not None and self._publishes(match[1]):
                 old_parts.append(entry.name)
+            elif self._rank == 0 and self._is_remnant(entry.name):
+                remnants.append(entry.name)
         self.publish_files()
-        self._bucket.delete(*old_parts)
+        self._bucket.delete(*old_parts, *remnants)
 
         self._publisher = threading.Thread(target=self._publish_regularly, daemon=True)
         self._publisher.start()
+
+    def _is_remnant(self, name: str) -> bool:
+        """Whether an object is left of a checkpoint whose upload or deletion was interrupted."""
+        folder = name.partition("/")[0]
+        return CHECKPOINT_NAME.fullmatch(folder) is not None and folder not in self._committed
 
     def check_room(self, checkpoint_bytes: int) -> None:
         """See `RunStore`; while one checkpoint is uploaded, the next may be written.
@@ -706,12 +715,12 @@ def _is_alive(holder: dict[str, object]) -> bool:
     if holder.get("host") != socket.gethostname() or not isinstance(process, int):
         return False
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        # In a container without an init process, nobody waits for the ranks of a killed launcher.
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except (psutil.NoSuchProcess, ValueError):  # ValueError: a negative number
         return False
-    except OSError:
+    except psutil.Error:
         return True
-    return True
 
 
 def open_store(config: RunConfig) -> RunStore:

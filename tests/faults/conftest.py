@@ -81,6 +81,10 @@ class Run:
         )
         return [int(pid) for pid in listed.stdout.split()]
 
+    def list_pids(self) -> list[int]:
+        """Returns the process ids of the launcher and the ranks."""
+        return [self.process.pid, *self.workers()]
+
     def end(self) -> None:
         """Kills the remaining processes."""
         workers = self.workers() if self.process.poll() is None else []

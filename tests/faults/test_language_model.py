@@ -10,12 +10,27 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
 from tests.conftest import REPOSITORY
 from tests.data.helpers import write_shards
-from tests.faults.conftest import RESUME, Run, documents, list_metrics, same_run, same_weights
+from tests.data.s3_server import S3Server
+from tests.engine_variables import ENGINE_NAMES, ENGINE_VARIABLES, FSDP_2, PLAIN, ZERO_2
+from tests.faults.conftest import (
+    RESUME,
+    Run,
+    documents,
+    events,
+    list_metrics,
+    same_run,
+    same_weights,
+)
+from tests.training.bucket_runs import URL, copy_logs, kill_at, list_published
+from tests.training.conftest import s3
+
+__all__ = ["s3"]
 
 pytestmark = pytest.mark.faults
 
@@ -24,10 +39,6 @@ Launch = Callable[..., CompletedProcess[str]]
 EVALUATE = REPOSITORY / "bsmeta" / "evaluate.py"
 STEPS = 12
 SHARDS = [10, 14, 9, 12]
-ZERO = {
-    "ACCELERATE_USE_DEEPSPEED": "true",
-    "ACCELERATE_DEEPSPEED_CONFIG_FILE": "deepspeed_configs/cpu.json",
-}
 MODEL = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -38,20 +49,20 @@ MODEL = {
 
 
 class Job:
-    """The language model on small shards, under one engine."""
+    """The language model on small shards, under one engine unless a start names another."""
 
     def __init__(self, folder: Path, stage: str) -> None:
         self.folder = folder
         self._stage = stage
-        self._environment = ZERO if stage else {}
         (folder / "shards").mkdir()
         write_shards(folder / "shards", SHARDS)
         shape = json.loads((REPOSITORY / "examples" / "model" / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(shape | MODEL))
 
-    def run(self, out_dir: Path, *keys: str, processes: int = 2) -> None:
-        """Trains to the end, with a global batch of 8 sequences."""
-        run = Run(
+    def start(self, out_dir: Path, *keys: str, processes: int = 2, stage: str | None = None) -> Run:
+        """Starts to train with a global batch of 8 sequences."""
+        stage = self._stage if stage is None else stage
+        return Run(
             out_dir,
             f"max_train_steps={STEPS}",
             "save_steps=1",
@@ -68,9 +79,13 @@ class Job:
             options=("--config-name", "demo"),
             script=REPOSITORY / "bsmeta" / "train.py",
             processes=processes,
-            stage=self._stage,
-            **self._environment,
+            stage=stage,
+            **ENGINE_VARIABLES[stage],
         )
+
+    def run(self, out_dir: Path, *keys: str, **named: Any) -> None:
+        """Trains to the end."""
+        run = self.start(out_dir, *keys, **named)
         try:
             assert run.wait() == 0, run.errors[-3000:]
         finally:
@@ -79,7 +94,7 @@ class Job:
 
 @pytest.fixture(
     scope="module",
-    params=["", pytest.param("2", marks=pytest.mark.slow)],
+    params=[PLAIN, pytest.param(ZERO_2, marks=pytest.mark.slow)],
     ids=["ddp", "zero2"],
 )
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
@@ -171,3 +186,42 @@ def test_row_7_two_one_and_two_processes_train_the_language_model_alike(
     for step, (loss, rate) in list_metrics(whole).items():
         assert list_metrics(changed)[step][1] == rate
         assert list_metrics(changed)[step][0] == pytest.approx(loss, rel=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("stage", "processes"),
+    [
+        (FSDP_2, 1),
+        pytest.param(PLAIN, 1, marks=pytest.mark.slow),
+        pytest.param(PLAIN, 4, marks=pytest.mark.slow),
+        pytest.param(FSDP_2, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_row_7_a_run_killed_under_zero_2_continues_elsewhere_under_another_engine(
+    stage: str, processes: int, s3: S3Server, tmp_path: Path
+) -> None:
+    """From a bucket alone: another machine has none of its files."""
+    job = Job(tmp_path, ZERO_2)
+    job.run(tmp_path / "whole")
+
+    keys = ("keep_last_checkpoints=2", "save_steps=3", f"out_dir={URL}")
+    killed = job.start(tmp_path, *keys, f"staging_dir={tmp_path / 'first'}")
+    s3.faults = [kill_at("PUT", "checkpoint-9step/manifest", killed.list_pids)]
+    assert killed.wait() != 0
+    assert list_published(s3, tmp_path) == [3, 6]
+
+    s3.faults = []
+    shutil.rmtree(tmp_path / "first")
+    staging = f"staging_dir={tmp_path / 'second'}"
+    job.run(tmp_path, *keys, RESUME, staging, processes=processes, stage=stage)
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    copy_logs(s3, moved)
+    [resumed] = events(moved, "resume")
+    assert (resumed["step"], resumed["processes"]) == (6, [2, processes])
+    assert resumed["engines"] == [ENGINE_NAMES[ZERO_2], ENGINE_NAMES[stage]]
+    assert documents(moved) == documents(whole)
+    losses = {step: loss for step, (loss, _) in list_metrics(whole).items()}
+    for step, (loss, _) in list_metrics(moved).items():
+        assert loss == pytest.approx(losses[step], rel=0, abs=1e-6), step
+    assert [*list_metrics(moved)] == [*losses]

@@ -222,6 +222,7 @@ SAVES = pytest.mark.parametrize(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("async_save=true", PLAIN),
+                ("async_save=false", ZERO),
                 ("async_save=false", FSDP),
                 ("async_save=true", FSDP),
             )

@@ -18,6 +18,7 @@ import pytest
 from bsmeta.core.environment import hash_machine_name
 from bsmeta.training.run_folder import read_environments, read_status
 from tests.conftest import run_warm
+from tests.engine_variables import ENGINE_NAMES, ENGINE_VARIABLES, FSDP_2, PLAIN, ZERO_2
 from tests.launching.helpers import SMALL, environment
 from tests.launching.networks import Network, free_port, loopback, namespaces
 from tests.waiting import wait_until
@@ -56,11 +57,14 @@ def make_agent_command(address: str, port: str, *settings: str) -> list[str]:
     ]
 
 
-def start_agent(network: Network, machine: int, host: int, folder: Path, port: str) -> Agent:
+def start_agent(
+    network: Network, machine: int, host: int, folder: Path, port: str, engine: str
+) -> Agent:
     """Starts torchrun on a machine, with one process that trains in `folder`/run.
 
     Args:
         host: The machine that hosts the rendezvous.
+        engine: A key of `ENGINE_VARIABLES`.
     """
     rendezvous = f"is_host={int(machine == host)},last_call_timeout=10,keep_alive_interval=1"
     command = make_agent_command(
@@ -74,7 +78,10 @@ def start_agent(network: Network, machine: int, host: int, folder: Path, port: s
     command += [str(SCRIPT), *OVERRIDES, f"out_dir={folder / 'run'}"]
     prefix = network.prefixes[machine]
     interface = "eth0" if prefix else "lo"
-    variables = environment(**UNSHARED, PACE=str(folder / "pace"), GLOO_SOCKET_IFNAME=interface)
+    variables = {
+        **environment(**UNSHARED, PACE=str(folder / "pace"), GLOO_SOCKET_IFNAME=interface),
+        **ENGINE_VARIABLES[engine],
+    }
     if not prefix:
         return Warm(command, variables, REPOSITORY)
     with (folder / "output.txt").open("a") as output:
@@ -130,10 +137,18 @@ def hash_hosts(network: Network) -> list[str]:
     return [hashlib.sha256(host.encode()).hexdigest()[:12] for host in network.hosts]
 
 
-@pytest.mark.parametrize("lost_machine", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("lost_machine", "engine"),
+    [
+        (1, PLAIN),
+        (1, FSDP_2),
+        pytest.param(1, ZERO_2, marks=pytest.mark.slow),
+        pytest.param(0, PLAIN, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_loses_a_machine_and_gets_another(
-    network: Network, lost_machine: int, launch: Launch, steps: Steps, documents: Documents,
-    tmp_path: Path,
+    network: Network, lost_machine: int, engine: str, launch: Launch, steps: Steps,
+    documents: Documents, tmp_path: Path,
 ) -> None:  # fmt: skip
     """Two processes until step 8, one from step 6 to about 14, then two again.
 
@@ -142,21 +157,28 @@ def test_a_run_loses_a_machine_and_gets_another(
     pace = tmp_path / "pace"
     set_pace(pace, STEPS)
     whole = tmp_path / "whole"
-    launch(SCRIPT, *OVERRIDES, f"out_dir={whole}", processes=2, PACE=str(pace))
+    launch(
+        SCRIPT,
+        *OVERRIDES,
+        f"out_dir={whole}",
+        processes=2,
+        PACE=str(pace),
+        **ENGINE_VARIABLES[engine],
+    )
 
     out_dir = tmp_path / "run"
     port = free_port()
     set_pace(pace, 8)
     host = 1 - lost_machine
-    staying = start_agent(network, host, host, tmp_path, port)
-    lost = start_agent(network, lost_machine, host, tmp_path, port)
+    staying = start_agent(network, host, host, tmp_path, port, engine)
+    lost = start_agent(network, lost_machine, host, tmp_path, port, engine)
     agents = [staying, lost]
     try:
         wait_until(has_reached(out_dir, 8, processes=2), staying, lost)
         kill_machine(lost)
         set_pace(pace, 14)
         wait_until(has_reached(out_dir, 14, processes=1), staying)
-        agents.append(start_agent(network, lost_machine, host, tmp_path, port))
+        agents.append(start_agent(network, lost_machine, host, tmp_path, port, engine))
         wait_until(lambda: len(read_events(out_dir, "resume")) == 2, staying)
         set_pace(pace, STEPS)
         ends = [(agent.communicate(), agent.wait()) for agent in (staying, agents[-1])]
@@ -170,6 +192,7 @@ def test_a_run_loses_a_machine_and_gets_another(
     left = hosts[-1:] if lost_machine == 0 else hosts[:1]
     assert (reduced["step"], reduced["processes"], reduced["restarts"]) == (5, [2, 1], 1)
     assert (reduced["previous_state"], reduced["machines"]) == ("failed", [hosts, left])
+    assert reduced["engines"] == [ENGINE_NAMES[engine]] * 2
     assert reduced["changed"] == {
         "gradient_accumulation_processes": [2, 1],
         "gradient_accumulation_steps": [1, 2],

@@ -7,16 +7,19 @@ import logging
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError, TrainingError
-from bsmeta.models.manifest import FileEntry, Manifest, describe_file, find_fault, write_manifest
+from bsmeta.models.manifest import FileEntry, Manifest, describe_file, write_manifest
 from bsmeta.training.bucket import RunBucket
 from bsmeta.training.checkpoint import FORMAT, Checkpoint, list_checkpoints
 from bsmeta.training.processes import ALONE, Processes
@@ -24,12 +27,21 @@ from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.run_store import BucketStore, join_logs, list_log_parts
 from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, failing
 from tests.launching.networks import free_port
+from tests.training.bucket_runs import (
+    PREFIX,
+    URL,
+    copy_logs,
+    kill_at,
+    list_names,
+    list_published,
+    matches,
+)
 from tests.training.rank_threads import run_ranks
-from tests.warm import Warm
+from tests.waiting import wait_until
+from tests.warm import REPOSITORY, Warm
 
-PREFIX = "runs/first"
-URL = f"s3://{BUCKET}/{PREFIX}"
 SCRIPT = Path(__file__).with_name("toy_task.py")
+FAULTY_SCRIPT = REPOSITORY / "tests/faults/faulty_task.py"
 KEYS = (
     "trackers=[]",
     "max_train_steps=12",
@@ -63,24 +75,6 @@ def save(folder: Path, step: int, weights: bytes = b"weights") -> Checkpoint:
     }
     write_manifest(saved.folder, Manifest(FORMAT, entries, step))
     return saved
-
-
-def list_names(s3: S3Server) -> list[str]:
-    listing = s3.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{PREFIX}/").get("Contents", [])
-    return [entry["Key"].removeprefix(f"{PREFIX}/") for entry in listing]
-
-
-def list_published(s3: S3Server, folder: Path) -> list[int]:
-    """Lists the steps of the checkpoints in the bucket, of which every file must be intact."""
-    steps = []
-    for name in list_names(s3):
-        if name.endswith("step/manifest.json"):
-            content = json.loads(RunBucket(URL).read(name) or b"")
-            steps.append(content["step"])
-            for file, entry in content["files"].items():
-                RunBucket(URL).download(f"{name.split('/')[0]}/{file}", folder / "copy")
-                assert find_fault(folder / "copy", FileEntry(**entry)) is None, file
-    return sorted(steps)
 
 
 def test_another_machine_resumes_with_the_address_alone(s3: S3Server, tmp_path: Path) -> None:
@@ -140,6 +134,30 @@ def test_a_changed_object_is_named_and_an_earlier_checkpoint_is_used(
     second.begin(CausalLMConfig(), 1)
     assert [name for name in list_names(s3) if "checkpoint-2step" in name] == []
     second.store.close()
+
+
+def test_remnants_of_a_checkpoint_are_deleted_at_the_next_start(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    first = open_folder(tmp_path / "a")
+    first.begin(CausalLMConfig(), 0)
+    for step in (1, 2):
+        first.store.publish(save(first.path, step), ALONE)
+    first.store.close()
+    s3.client.delete_object(Bucket=BUCKET, Key=f"{PREFIX}/checkpoint-1step/manifest.json")
+    s3.put({f"{PREFIX}/checkpoint-3step/state/__0_0.distcp": b"weights"})
+
+    second = open_folder(tmp_path / "b", resume=True)
+    assert len([name for name in list_names(s3) if "step/" in name]) == 5 + 4 + 1
+    second.begin(CausalLMConfig(), 2)
+    second.store.close()
+    assert sorted(name for name in list_names(s3) if "step/" in name) == [
+        "checkpoint-2step/config.yaml",
+        "checkpoint-2step/data_state.json",
+        "checkpoint-2step/manifest.json",
+        "checkpoint-2step/state/__0_0.distcp",
+        "checkpoint-2step/trainer_state.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -274,6 +292,21 @@ def test_a_second_run_is_refused_and_a_replaced_one_uploads_nothing_more(
     third.store.close()
 
 
+def test_a_dead_process_that_nobody_has_waited_for_holds_no_claim(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    open_folder(tmp_path / "a").store.close()
+    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.read()
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+    claim = {"host": socket.gethostname(), "process": process.pid}
+    s3.put({f"{PREFIX}/.bsmeta-run/claim-000001": json.dumps(claim).encode()})
+    open_folder(tmp_path / "b", resume=True).store.close()
+    process.wait()
+
+
 def test_of_two_simultaneous_starts_one_is_refused(s3: S3Server, tmp_path: Path) -> None:
     """The other run claims the prefix between the listing and the claim of this one."""
 
@@ -378,10 +411,12 @@ def test_ranks_of_two_folders_upload_and_download_their_shares(
     runs[0].store.close()
 
 
-def start(folder: Path, *keys: str, out_dir: str = URL, **environment: str) -> Warm:
+def start(
+    folder: Path, *keys: str, out_dir: str = URL, script: Path = SCRIPT, **environment: str
+) -> Warm:
     """Starts a run from a working folder of its own."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(SCRIPT), *KEYS, f"out_dir={out_dir}", *keys]
+    command = [sys.executable, str(script), *KEYS, f"out_dir={out_dir}", *keys]
     return Warm(command, {**os.environ, **environment}, folder)
 
 
@@ -396,10 +431,6 @@ def complete(folder: Path, *keys: str, **options: str) -> str:
 def read_losses(lines: bytes) -> dict[int, float]:
     events = [json.loads(line) for line in lines.splitlines()]
     return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
-
-
-def matches(method: str, path: str) -> Callable[[Environ], bool]:
-    return lambda environ: environ["REQUEST_METHOD"] == method and path in environ["PATH_INFO"]
 
 
 @pytest.fixture(scope="module")
@@ -433,15 +464,7 @@ def test_a_run_killed_in_any_phase_of_a_save_resumes_elsewhere(
 ) -> None:
     """`checkpoints` exist when the run is killed at its first request of this form."""
     run = start(tmp_path / "a")
-    is_reached = matches(method, path)
-
-    def kill(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
-        if not is_reached(environ):
-            return None
-        os.kill(run.pid, signal.SIGKILL)
-        return 503, {}, b""
-
-    s3.faults = [kill]
+    s3.faults = [kill_at(method, path, lambda: [run.pid])]
     run.communicate()
     assert run.poll() == -signal.SIGKILL
     s3.faults = [failing(503, "SlowDown", 1, matches("PUT", "state"))]
@@ -502,16 +525,25 @@ def test_two_ranks_save_in_a_thread_and_resume_elsewhere(
     assert sorted(read_losses(join_logs(RunBucket(URL), parts))) == [*range(1, 13)]
 
 
-def start_machines(tmp_path: Path, *keys: str, **environment: str) -> list[Warm]:
+ENGINES = pytest.mark.parametrize("stage", ["", "2", "fsdp2"], ids=["ddp", "zero2", "fsdp2"])
+SHARDED_ENGINES = pytest.mark.parametrize("stage", ["2", "fsdp2"], ids=["zero2", "fsdp2"])
+"""Engines under which each machine has files of a checkpoint that no other machine has."""
+
+
+def start_machines(
+    tmp_path: Path, *keys: str, stage: str, script: Path = SCRIPT, fault: str = "none:"
+) -> list[Warm]:
     """Starts two processes that share no folder, like those of two machines."""
     port = free_port()
     machines = []
     for rank in range(2):
         variables = {
             "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "RANK": str(rank), "LOCAL_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TOY_ZERO_STAGE": stage,
+            "FAULT": fault,
         }  # fmt: skip
-        machines.append(start(tmp_path / f"machine-{rank}", *keys, **variables))
+        folder = tmp_path / f"machine-{rank}"
+        machines.append(start(folder, *keys, script=script, **variables))
     return machines
 
 
@@ -529,14 +561,12 @@ def list_uploads(s3: S3Server) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero2"])
+@ENGINES
 def test_two_machines_without_a_shared_folder_save_and_resume(
-    engine: str, s3: S3Server, tmp_path: Path
+    stage: str, s3: S3Server, tmp_path: Path
 ) -> None:
-    keys = (f"async_save={'false' if engine == 'zero2' else 'true'}", "log_documents=true")
-    stages = {"fsdp2": "fsdp2", "zero2": "2"}
-    environment = {"TOY_ZERO_STAGE": stages[engine]} if engine in stages else {}
-    ended = end_machines(start_machines(tmp_path, *keys, "max_train_steps=8", **environment))
+    keys = (f"async_save={'false' if stage == '2' else 'true'}", "log_documents=true")
+    ended = end_machines(start_machines(tmp_path, *keys, "max_train_steps=8", stage=stage))
     assert [code for code, _ in ended] == [0, 0], ended
     assert list_published(s3, tmp_path) == [8]
     assert not [name for name in list_names(s3) if "rehearsal" in name or "claim" in name]
@@ -546,15 +576,11 @@ def test_two_machines_without_a_shared_folder_save_and_resume(
 
     [second] = (tmp_path / "machine-1/runs/staging").iterdir()
     staged = {path.name for path in (second / "checkpoint-8step/state").rglob("*.*")}
-    shards = {  # of its own rank, which it has uploaded
-        "ddp": set(),
-        "fsdp2": {"__1_0.distcp"},
-        "zero2": {"zero_pp_rank_1_mp_rank_00_optim_states.pt"},
-    }
-    assert staged == shards[engine]
+    # The shard of its own rank, which it has uploaded; rank 0 alone writes under DDP.
+    assert staged == (set() if stage == "" else {"__1_0.distcp"})
 
     shutil.rmtree(tmp_path / "machine-0")  # another machine takes its place
-    ended = end_machines(start_machines(tmp_path, *keys, RESUME, **environment))
+    ended = end_machines(start_machines(tmp_path, *keys, RESUME, stage=stage))
     assert [code for code, _ in ended] == [0, 0], ended
     assert list_published(s3, tmp_path) == [8, 12]
     parts = list_log_parts(list_names(s3))
@@ -568,57 +594,73 @@ def test_two_machines_without_a_shared_folder_save_and_resume(
 
 
 @pytest.mark.long
+@SHARDED_ENGINES
 def test_a_failed_upload_of_the_second_machine_fails_the_save_on_both(
-    s3: S3Server, tmp_path: Path
+    stage: str, s3: S3Server, tmp_path: Path
 ) -> None:
     s3.faults = [failing(503, "SlowDown", 99, matches("PUT", "checkpoint-8step/state/__1_0"))]
-    ended = end_machines(start_machines(tmp_path, TOY_ZERO_STAGE="fsdp2"))
+    ended = end_machines(start_machines(tmp_path, stage=stage))
     assert [code for code, _ in ended] == [2, 2], ended
     for _, errors in ended:
         assert "writing checkpoint-8step/state/__1_0.distcp" in errors
     assert list_published(s3, tmp_path) == [4]
 
     s3.faults = []
-    ended = end_machines(start_machines(tmp_path, RESUME, TOY_ZERO_STAGE="fsdp2"))
+    ended = end_machines(start_machines(tmp_path, RESUME, stage=stage))
     assert [code for code, _ in ended] == [0, 0], ended
     assert list_published(s3, tmp_path) == [4, 12]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["checkpoint-8step/state/__1_0", "checkpoint-8step/manifest"])
+@SHARDED_ENGINES
 def test_a_machine_that_is_killed_in_a_save_leaves_the_earlier_checkpoint(
-    path: str, s3: S3Server, tmp_path: Path
+    stage: str, path: str, s3: S3Server, tmp_path: Path
 ) -> None:
-    machines = start_machines(tmp_path, TOY_ZERO_STAGE="fsdp2")
-    is_reached = matches("PUT", path)
-
-    def kill(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
-        if not is_reached(environ):
-            return None
-        os.kill(machines["__1_0" in path].pid, signal.SIGKILL)
-        return 503, {}, b""
-
-    s3.faults = [kill]
+    machines = start_machines(tmp_path, stage=stage)
+    s3.faults = [kill_at("PUT", path, lambda: [machines["__1_0" in path].pid])]
     codes = [code for code, _ in end_machines(machines)]
     assert -signal.SIGKILL in codes
     assert 0 not in codes
     assert list_published(s3, tmp_path) == [4]
 
     s3.faults = []
-    ended = end_machines(start_machines(tmp_path, RESUME, TOY_ZERO_STAGE="fsdp2"))
+    ended = end_machines(start_machines(tmp_path, RESUME, stage=stage))
     assert [code for code, _ in ended] == [0, 0], ended
     assert list_published(s3, tmp_path) == [4, 12]
 
 
 @pytest.mark.long
-def test_a_changed_object_on_one_machine_is_skipped_by_both(s3: S3Server, tmp_path: Path) -> None:
+@SHARDED_ENGINES
+def test_a_changed_object_on_one_machine_is_skipped_by_both(
+    stage: str, s3: S3Server, tmp_path: Path
+) -> None:
     """Only the second machine downloads the changed object: the first still has its copy."""
     keys = ("keep_last_checkpoints=0", "max_train_steps=8")
-    ended = end_machines(start_machines(tmp_path, *keys, TOY_ZERO_STAGE="fsdp2"))
+    ended = end_machines(start_machines(tmp_path, *keys, stage=stage))
     assert [code for code, _ in ended] == [0, 0], ended
     s3.put({f"{PREFIX}/checkpoint-8step/state/__0_0.distcp": b"changed"})
 
-    ended = end_machines(start_machines(tmp_path, *keys, RESUME, TOY_ZERO_STAGE="fsdp2"))
+    ended = end_machines(start_machines(tmp_path, *keys, RESUME, stage=stage))
     assert [code for code, _ in ended] == [0, 0], ended
     assert "checkpoint-8step/state/__0_0.distcp: the object has changed" in ended[0][1]
     assert list_published(s3, tmp_path) == [4, 8]
+
+
+@pytest.mark.long
+@SHARDED_ENGINES
+def test_two_machines_roll_back_to_a_checkpoint_in_the_bucket(
+    stage: str, s3: S3Server, tmp_path: Path
+) -> None:
+    """The spike of step 7 rolls back to step 4, of which each machine has only its own files."""
+    keys = ("loss_spike_deviations=20", "loss_spike_window=4", "learning_rate=0.001")
+    machines = start_machines(
+        tmp_path, *keys, "max_train_steps=8", stage=stage, script=FAULTY_SCRIPT, fault="spike:7"
+    )
+    ended = end_machines(machines)
+    assert [code for code, _ in ended] == [0, 0], ended
+    copy_logs(s3, tmp_path / "logs")
+    events = [json.loads(line) for line in (tmp_path / "logs/metrics.jsonl").open()]
+    rollbacks = [event for event in events if event["event"] == "rollback"]
+    assert [(event["step"], event["to_step"]) for event in rollbacks] == [(7, 4)]
+    assert list_published(s3, tmp_path) == [8]
