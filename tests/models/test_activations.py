@@ -123,20 +123,20 @@ def test_a_run_trains_the_fused_form_and_exports_the_original(
     task = CausalLanguageModel(config)
     model = task.build_model()
     rehearsed: list[nn.Module] = []
-    export = task.export
+    export = task._export_as_trained
 
     def record(plain: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         rehearsed.append(plain)
         export(plain, weights, folder)
 
-    monkeypatch.setattr(task, "export", record)
+    monkeypatch.setattr(task, "_export_as_trained", record)
     task.rehearse(model)
 
     assert sum(isinstance(module, nn.GELU) for module in model.modules()) == 2
     assert not any(isinstance(module, NewGELUActivation) for module in model.modules())
     assert sum(isinstance(module, NewGELUActivation) for module in rehearsed[0].modules()) == 2
 
-    export(model, model.state_dict(), tmp_path / "model")
+    task.export(model, model.state_dict(), tmp_path / "model")
     exported = json.loads((tmp_path / "model" / "config.json").read_text())
     assert exported["activation_function"] == "gelu_new"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
