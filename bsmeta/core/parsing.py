@@ -220,7 +220,7 @@ def has_surrogates(value: Any) -> bool:
 
 
 def _may_have_large_integer(text: str | bytes) -> bool:
-    """Whether a JSON text has a number with at least as many digits as the largest float."""
+    """Whether a JSON text may have a number with at least the digits of the largest float."""
     # Every `_MAX_INTEGER_DIGITS`-th character: a number of that length has a digit among them.
     sample = text[_MAX_INTEGER_DIGITS - 1 :: _MAX_INTEGER_DIGITS]
     if isinstance(sample, bytes):

@@ -19,8 +19,8 @@ def add_embeddings(model: PreTrainedModel, num_tokens: int, num_trained: int | N
     transformers draws them from a normal distribution with the mean of all rows and 1e-9 of their
     covariance, so that new tokens hardly change the probabilities of the others (Hewitt 2021,
     https://nlp.stanford.edu/~johnhew/vocab-expansion.html). Rows that pad a vocabulary have never
-    been trained on a token. If new tokens take some of them, all of them are dropped, and as many
-    are added.
+    been trained on a token. If new tokens take some of them, all of them are dropped and added
+    again, so that they begin with this mean, too.
 
     Under ZeRO-3, all ranks call it, and the new embeddings are whole until an engine takes them.
 

@@ -25,7 +25,7 @@ def format_exact_numbers(cell: Cell) -> str:
 
 
 def _format_exact(number: float) -> str:
-    """Formats a number with as many digits as identify its value."""
+    """Formats a number with the digits that identify its value."""
     return f"{int(number):,}" if isinstance(number, Integral) else repr(float(number))
 
 

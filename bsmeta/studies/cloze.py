@@ -191,9 +191,9 @@ def _split_text(text: str) -> tuple[str, str]:
 def ask_words(pages: Sequence[Page]) -> Iterator[Question]:
     """Asks which content word comes next; the wrong choices are words that the page does not have.
 
-    All choices have about the same length and are on about as many pages (within a factor of two),
-    so that neither length nor frequency gives the answer away. Among such words, the answer is more
-    often one on more pages, so these are drawn more often as wrong choices, too.
+    All choices have about the same length and document frequency (within a factor of two), so that
+    neither gives the answer away. Among such words, the answer is more often one on more pages, so
+    these are drawn more often as wrong choices, too.
     """
     page_counts: Counter[str] = Counter()
     for page in pages:

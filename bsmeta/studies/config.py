@@ -72,8 +72,8 @@ class ArmConfig:
     )
     text_tokens_of: str | None = key(
         None,
-        "train on as many text tokens as this arm with the same seed (max_train_steps follows from "
-        "the text tokens per step of the baseline)",
+        "train on the number of text tokens of this arm with the same seed (max_train_steps "
+        "follows from the text tokens per step of the baseline)",
     )
     branch_of: str | None = key(
         None,

@@ -458,7 +458,7 @@ def list_curve_steps(study: StudyConfig, arm: str, steps: int) -> list[int]:
 
 
 def _compute_matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
-    """Computes the steps in which a run sees as many text tokens as another arm of its seed.
+    """Computes the steps in which a run sees the number of text tokens of another arm of its seed.
 
     Returns:
         The steps, from the baseline's text tokens per step; None if the run of the other arm, or of

@@ -146,17 +146,3 @@ def _list_some(names: list[str]) -> str:
     """Lists the first names."""
     more = ", …" if len(names) > _MAX_NAMES_SHOWN else ""
     return ", ".join(names[:_MAX_NAMES_SHOWN]) + more
-
-
-def load_saved_weights(
-    model: nn.Module, weights: Mapping[str, torch.Tensor], unsaved: frozenset[str]
-) -> None:
-    """Loads weights from a checkpoint into a model, which keeps the `unsaved` ones.
-
-    Raises:
-        KeyError: If other weights are missing, or the model does not have one.
-    """
-    result = model.load_state_dict(weights, strict=False)
-    wrong_names = (set(result.missing_keys) ^ unsaved) | set(result.unexpected_keys)
-    if wrong_names:
-        raise KeyError(f"missing or unexpected weights: {_list_some(sorted(wrong_names))}")

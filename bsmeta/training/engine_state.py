@@ -15,7 +15,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -47,9 +47,9 @@ class LossScale:
         values: All of its state, which only a scaler of this class can restore.
     """
 
-    scale: float
+    scale: Annotated[float, msgspec.Meta(gt=0)]
     scaler: str
-    values: dict[str, Any]
+    values: dict[str, int | float]
 
 
 @dataclass(frozen=True)

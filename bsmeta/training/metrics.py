@@ -339,7 +339,7 @@ class Tracker:
 
 
 def _join_until(values: Sequence[str], width: int) -> str:
-    """Joins as many of the first values as fit into `width`, with two blanks between them."""
+    """Joins the first values, up to `width` characters, with two blanks between them."""
     text = ""
     for value in values:
         extended_text = f"{text}  {value}" if text else value

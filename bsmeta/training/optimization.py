@@ -8,8 +8,7 @@ own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -156,19 +155,3 @@ def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
     """Sets the learning rate of each parameter group to `rate` times the group's factor."""
     for group in groups:
         group["lr"] = rate * group.get(RATE_SCALE, 1.0)
-
-
-@contextmanager
-def keep_settings(optimizer: Any) -> Iterator[None]:
-    """Context in which a checkpoint is loaded without changing the optimizer's settings.
-
-    A saved state contains the settings of the run that saved it; without this, a changed
-    `weight_decay` would have no effect.
-    """
-    settings_by_group = []
-    for group in optimizer.param_groups:
-        settings_by_group.append({key: value for key, value in group.items() if key != "params"})
-
-    yield
-    for group, settings in zip(optimizer.param_groups, settings_by_group, strict=True):
-        group.update(settings)

@@ -16,7 +16,6 @@ from bsmeta.training.engine_frozen import (
     check_same_base,
     hash_frozen_weights,
     list_frozen_weights,
-    load_saved_weights,
 )
 from bsmeta.training.processes import ALONE
 from bsmeta.training.task import BaseModel
@@ -70,18 +69,3 @@ def test_a_checkpoint_with_all_weights_is_refused_with_the_way() -> None:
         check_same_base(SAVED, None, base)
     assert "(model_name=run/checkpoint-3step/model)" in str(error.value)
     check_same_base(SAVED, None, None)
-
-
-def test_only_unsaved_weights_may_be_missing() -> None:
-    model = TiedModel()
-    frozen = list_frozen_weights(model)
-    load_saved_weights(model, {"second.bias": torch.tensor([1.0, 2.0])}, frozen)
-    assert model.second.bias.tolist() == [1.0, 2.0]
-    assert model.first.weight.tolist() == [[0.0, 1.0], [2.0, 3.0]]
-
-    with pytest.raises(KeyError, match="missing or unexpected weights: second.bias"):
-        load_saved_weights(model, {}, frozen)
-    with pytest.raises(
-        KeyError, match="missing or unexpected weights: first.weight, second.weight"
-    ):
-        load_saved_weights(model, model.state_dict(), frozen)

@@ -593,6 +593,13 @@ def test_two_machines_without_a_shared_folder_save_and_resume(
         )
 
 
+def assert_machines_resume(s3: S3Server, tmp_path: Path, stage: str) -> None:
+    """Resumes both machines after step 4, and expects the last checkpoint of the run."""
+    ended = end_machines(start_machines(tmp_path, RESUME, stage=stage))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert list_published(s3, tmp_path) == [4, 12]
+
+
 @pytest.mark.long
 @SHARDED_ENGINES
 def test_a_failed_upload_of_the_second_machine_fails_the_save_on_both(
@@ -606,9 +613,7 @@ def test_a_failed_upload_of_the_second_machine_fails_the_save_on_both(
     assert list_published(s3, tmp_path) == [4]
 
     s3.faults = []
-    ended = end_machines(start_machines(tmp_path, RESUME, stage=stage))
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert list_published(s3, tmp_path) == [4, 12]
+    assert_machines_resume(s3, tmp_path, stage)
 
 
 @pytest.mark.long
@@ -625,9 +630,7 @@ def test_a_machine_that_is_killed_in_a_save_leaves_the_earlier_checkpoint(
     assert list_published(s3, tmp_path) == [4]
 
     s3.faults = []
-    ended = end_machines(start_machines(tmp_path, RESUME, stage=stage))
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert list_published(s3, tmp_path) == [4, 12]
+    assert_machines_resume(s3, tmp_path, stage)
 
 
 @pytest.mark.long

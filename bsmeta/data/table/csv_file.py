@@ -143,7 +143,7 @@ class _FormatTrial:
     Attributes:
         csv_format: The format, with the columns of the header as read in this format.
         num_required: Number of required columns among them.
-        fitting_share: Fraction of the records with as many cells as the header.
+        fitting_share: Fraction of the records that have a cell for each column of the header.
     """
 
     csv_format: CSVFormat
@@ -336,7 +336,7 @@ class BadRows:
         """Records a bad row.
 
         Raises:
-            DataError: If bad rows are refused, and there are now as many as a message lists.
+            DataError: If bad rows are refused, and the message can list no further one.
         """
         self.count += 1
         if len(self._first_problems) < _MAX_SHOWN_ROWS:

@@ -125,9 +125,9 @@ class TokenBudgetSteps(StepOrder):
     """Divides an epoch into steps of rows of similar length whose padded tokens fill a budget.
 
     The rows of an epoch are shuffled, ordered by bucket (`length // span`) from long to short, and
-    cut into steps; then the steps are shuffled. A step contains as many rows as would fit if all
-    were as long as the longest row of the bucket in which the step begins; at the end of a bucket,
-    it continues with the next bucket. One step of an epoch has the remaining rows.
+    cut into steps; then the steps are shuffled. A step contains the number of rows that fit if all
+    have the length of the longest row of the bucket in which the step begins; at the end of a
+    bucket, it continues with the next bucket. One step of an epoch has the remaining rows.
 
     The budget is for all processes together. It consists of `shares` equal parts, so that no
     process exceeds its part, for any number of processes that divides `shares`.

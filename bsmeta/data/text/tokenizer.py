@@ -399,7 +399,7 @@ def compute_byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
         lengths[token_id] = len(entry.encode())
 
     # A tokenizer may still add, drop or replace characters in many ways: check that the tokens of
-    # some texts have as many bytes as the texts.
+    # some texts have the length of the texts.
     probes = [PROBE, *(f"a{entry} b" for entry in added), " a", "a "]
     encodings = tokenizer.encode_batch(probes, add_special_tokens=False)
     for probe, encoding in zip(probes, encodings, strict=True):

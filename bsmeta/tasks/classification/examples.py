@@ -107,7 +107,7 @@ class Folding:
         tokenizer: A fast tokenizer; its special tokens surround each chunk.
         fold_by: `tokens`: a chunk has at most `max_length` tokens, including special tokens, and
             may end within a word. `words`: a chunk has at most `max_length` words (separated by
-            white space), and at most as many tokens as `compute_words_limit` returns; only a word
+            white space), and at most the tokens that `compute_words_limit` returns; only a word
             that exceeds this limit is cut.
         max_length: See `fold_by`.
 
