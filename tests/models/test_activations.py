@@ -123,13 +123,15 @@ def test_a_run_trains_the_fused_form_and_exports_the_original(
     task = CausalLanguageModel(config)
     model = task.build_model()
     rehearsed: list[nn.Module] = []
-    export = task._export_as_trained
+    export = task._export_in
 
-    def record(plain: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    def record(
+        dtype: str | None, plain: nn.Module, weights: dict[str, torch.Tensor], folder: Path
+    ) -> None:
         rehearsed.append(plain)
-        export(plain, weights, folder)
+        export(dtype, plain, weights, folder)
 
-    monkeypatch.setattr(task, "_export_as_trained", record)
+    monkeypatch.setattr(task, "_export_in", record)
     task.rehearse(model)
 
     assert sum(isinstance(module, nn.GELU) for module in model.modules()) == 2

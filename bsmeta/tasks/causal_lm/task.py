@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -252,9 +252,9 @@ class CausalLanguageModel(Task):
             )
             self._add_adapters(model_copy)
             model_copy.load_state_dict(model.state_dict())
-            # In the dtype of `export_dtype`, the logits would differ.
-            check_export(model_copy, self._export_as_trained, setting)
-            cast_weights(model_copy.state_dict(), self._config.export_dtype)
+            # As trained: in the dtype of `export_dtype`, the logits would differ.
+            check_export(model_copy, partial(self._export_in, None), setting)
+            cast_weights(model_copy.state_dict(), self._config.export_dtype)  # refuses an overflow
 
     def _adapt_and_freeze(self, model: PreTrainedModel, setting: str) -> None:
         """Adds the adapters, and freezes the weights that text alone does not train."""
@@ -607,33 +607,23 @@ class CausalLanguageModel(Task):
         return exposure
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        self._write_weights(model, weights, folder, self._config.export_dtype)
-        self._write_tokenizer_and_card(folder)
+        self._export_in(self._config.export_dtype, model, weights, folder)
 
-    def _export_as_trained(
-        self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path
-    ) -> None:
-        """Exports the model like `export`, but in the dtype of training."""
-        self._write_weights(model, weights, folder, None)
-        self._write_tokenizer_and_card(folder)
-
-    def _write_weights(
+    def _export_in(
         self,
+        dtype: str | None,
         model: nn.Module,
         weights: dict[str, torch.Tensor],
         folder: Path,
-        export_dtype: str | None,
     ) -> None:
-        """Writes weights and config; adapters are merged before the weights are cast."""
+        """Exports the model in a dtype (None: as trained), after its adapters are merged."""
+        from bsmeta.tasks.causal_lm.model_card import write_card
+
         if self._config.lora.rank:
             from bsmeta.models.lora import merge_adapters
 
             weights = merge_adapters(model, weights)
-
-        write_model(model, weights, folder, export_dtype)
-
-    def _write_tokenizer_and_card(self, folder: Path) -> None:
-        from bsmeta.tasks.causal_lm.model_card import write_card
+        write_model(model, weights, folder, dtype)
 
         template = self._chat_template
         tokenizer = prepare_tokenizer(self._config.data_config, self.tokenizer, template)
