@@ -19,15 +19,13 @@ from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine
 from bsmeta.training.engine_state import (
     MODEL_PREFIX,
-    VALUES_FILE,
-    EngineValues,
     make_surplus_error,
     map_first_names,
     name_optimizer_value,
-    read_training_values,
     split_value_name,
     write_state,
 )
+from bsmeta.training.engine_values import VALUES_FILE, EngineValues, read_values
 from bsmeta.training.fragments import Fragment, FragmentLoadPlanner, FragmentSavePlanner
 from bsmeta.training.processes import Processes
 from bsmeta.training.shards import read_shards, read_tensor_shapes
@@ -135,7 +133,7 @@ class DeepSpeedEngine(Engine):
                 )
 
     def load(self, folder: Path) -> None:
-        values = read_training_values(folder)
+        values = read_values(folder, has_optimizer=True)
         if self.model.zero_optimization_partition_weights():
             self.model.optimizer.checkpoint_event_prologue()  # releases gathered weights
 

@@ -1,4 +1,8 @@
-"""The engine of a run without steps: a fitted model, whose weights no optimizer changes."""
+"""The engine of a run without steps: a fitted model, whose weights no optimizer changes.
+
+Its `state/` in a checkpoint holds `weights.safetensors` and `engine.json`: no other engine
+continues such a run, and torch's distributed checkpoint takes long to import.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_model, save_model
 from torch import nn
 
+from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine, Snapshot
-from bsmeta.training.engine_state import EngineValues, collect_weights, write_state
+from bsmeta.training.engine_values import EngineValues, read_values
 from bsmeta.training.processes import ALONE
-from bsmeta.training.shards import read_shards
+
+WEIGHTS_FILE = "weights.safetensors"
 
 
 class FixedEngine(Engine):
@@ -35,15 +42,15 @@ class FixedEngine(Engine):
             self._write(folder)
 
     def _write(self, folder: Path) -> None:
-        """Writes the weights (rank 0)."""
-        write_state(self._collect_weights(), EngineValues(has_optimizer=False), folder, ALONE)
-
-    def _collect_weights(self) -> dict[str, torch.Tensor]:
-        """Returns the weights by their names in a checkpoint."""
-        return collect_weights(self.unwrapped_model, self.unsaved_weights)
+        """Writes weights and values into a new folder (rank 0)."""
+        folder.mkdir()
+        save_model(self.unwrapped_model, str(folder / WEIGHTS_FILE))
+        EngineValues(has_optimizer=False).write(folder)
 
     def load(self, folder: Path) -> None:
-        read_shards(self._collect_weights(), folder, ALONE)
+        read_values(folder, has_optimizer=False)
+        with name_damaged_file(folder / WEIGHTS_FILE):
+            load_model(self.unwrapped_model, folder / WEIGHTS_FILE)
 
     def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
         """Returns the state itself, which does not change while it is written."""

@@ -18,18 +18,15 @@ from bsmeta.training.checkpoint import name_damaged_file
 from bsmeta.training.engine import Engine, Snapshot
 from bsmeta.training.engine_state import (
     MODEL_PREFIX,
-    VALUES_FILE,
-    EngineValues,
-    LossScale,
     allocate_optimizer_values,
     collect_optimizer_values,
     collect_weights,
     map_first_names,
     map_trained_weights,
-    read_training_values,
     restore_optimizer,
     write_state,
 )
+from bsmeta.training.engine_values import VALUES_FILE, EngineValues, LossScale, read_values
 from bsmeta.training.processes import ALONE, Processes
 from bsmeta.training.shards import read_shards
 
@@ -169,7 +166,7 @@ class PlainEngine(Engine):
         Args:
             readers: The processes that read the tensors together.
         """
-        values = read_training_values(folder)
+        values = read_values(folder, has_optimizer=True)
         weights = collect_weights(self.unwrapped_model, self.unsaved_weights)
         parameters = self._map_trained_weights()
         optimizer_values = allocate_optimizer_values(folder, set(weights), parameters)

@@ -1,8 +1,8 @@
-"""The content of `state/` in a checkpoint, which is the same for all engines.
+"""The content of `state/` in a checkpoint, which is the same for all engines that train.
 
     model/{name}             a weight or a buffer, in full precision if the engine has it
     optimizer/{key}/{name}   a value that the optimizer has for a weight: `exp_avg`, `step`, …
-    engine.json              whether there is an optimizer, and the state of the loss scaler
+    engine.json              small values (`engine_values`)
 
 The first two are tensors in the shapes of the model, which `shards` stores; any engine, with any
 number of processes, reads its part of them. A tensor with several names in the model is saved under
@@ -11,20 +11,17 @@ the first.
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 from torch.distributed.checkpoint.planner import SavePlanner
 
-from bsmeta.core.errors import CheckpointError, ConfigurationError
-from bsmeta.core.parsing import parse_json
-from bsmeta.training.checkpoint import CONFIG_FILE, name_damaged_file
+from bsmeta.core.errors import CheckpointError
+from bsmeta.training.checkpoint import CONFIG_FILE
+from bsmeta.training.engine_values import EngineValues
 from bsmeta.training.processes import Processes
 from bsmeta.training.shards import read_tensor_shapes, write_shards
 
@@ -32,67 +29,6 @@ MODEL_PREFIX = "model/"
 """Prefix of the names of weights and buffers."""
 
 _OPTIMIZER_PREFIX = "optimizer/"
-
-VALUES_FILE = "engine.json"
-"""File of the small values of an engine."""
-
-
-@dataclass(frozen=True)
-class LossScale:
-    """The state of a loss scaler (fp16).
-
-    Attributes:
-        scale: Factor of the loss.
-        scaler: Class of the scaler.
-        values: All of its state, which only a scaler of this class can restore.
-    """
-
-    scale: Annotated[float, msgspec.Meta(gt=0)]
-    scaler: str
-    values: dict[str, int | float]
-
-
-@dataclass(frozen=True)
-class EngineValues:
-    """The content of `engine.json`.
-
-    Attributes:
-        has_optimizer: Whether the run trains; False for a fitted model.
-        loss_scale: None if the loss is not scaled.
-    """
-
-    has_optimizer: bool
-    loss_scale: LossScale | None = None
-
-    def write(self, folder: Path) -> None:
-        """Writes the file into the folder of a state."""
-        (folder / VALUES_FILE).write_text(json.dumps(asdict(self), indent=1))
-
-    @classmethod
-    def read(cls, folder: Path) -> EngineValues:
-        """Reads the file from the folder of a state.
-
-        Raises:
-            CheckpointError: If it cannot be read, or a value has another type.
-        """
-        file = folder / VALUES_FILE
-        with name_damaged_file(file):
-            return msgspec.convert(parse_json(file.read_bytes()), cls)
-
-
-def read_training_values(folder: Path) -> EngineValues:
-    """Reads the values of an engine that trains.
-
-    Raises:
-        ConfigurationError: If the state is of a fitted model.
-    """
-    values = EngineValues.read(folder)
-    if not values.has_optimizer:
-        raise ConfigurationError(
-            f"{folder.parent} was saved by a run without training steps, and this run trains; "
-            "expected the settings of that run, or a new run in another out_dir"
-        )
-    return values
 
 
 def write_state(

@@ -7,9 +7,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from bsmeta.training.engine import PLAIN, Engine, name_engine
-from bsmeta.training.engine_deepspeed import DeepSpeedEngine
 from bsmeta.training.engine_fixed import FixedEngine
-from bsmeta.training.engine_plain import PlainEngine
 
 
 def needs_optimizer(accelerator: Accelerator, steps_per_epoch: int | None) -> bool:
@@ -37,10 +35,16 @@ def make_engine(
     """
     if optimizer is None:
         return FixedEngine(accelerator, model)
+
+    # Imported here because torch's distributed checkpoint is slow to import.
     if accelerator.state.deepspeed_plugin is not None:
+        from bsmeta.training.engine_deepspeed import DeepSpeedEngine
+
         return DeepSpeedEngine(accelerator, model, optimizer, unsaved_weights)
     if accelerator.is_fsdp2:
         from bsmeta.training.fsdp import FSDPEngine
 
         return FSDPEngine(accelerator, model, optimizer, unsaved_weights)
+    from bsmeta.training.engine_plain import PlainEngine
+
     return PlainEngine(accelerator, model, optimizer, unsaved_weights)

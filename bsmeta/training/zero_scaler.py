@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bsmeta.training.engine_state import LossScale
+from bsmeta.training.engine_values import LossScale
 
 # Attributes of DeepSpeed's dynamic scalers, some of which have only the first three.
 _CHANGING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

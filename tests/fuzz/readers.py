@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from bsmeta.core.errors import CheckpointError, UserError
 from bsmeta.data.io.zstandard import zstd
+from bsmeta.training.checkpoint import FORMAT
 from tests.conftest import REPOSITORY
 from tests.fuzz.changes import change_json, change_json_lines, change_yaml, put_words
 
@@ -655,7 +656,7 @@ TARGETS = {
         "manifest.json",
         json.dumps(
             {
-                "format": 5,
+                "format": FORMAT,
                 "step": 8,
                 "files": {
                     name: {"bytes": 1, "xxh3": "0" * 32}

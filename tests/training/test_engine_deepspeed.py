@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bsmeta.training.engine_state import EngineValues, write_state
+from bsmeta.training.engine_state import write_state
+from bsmeta.training.engine_values import EngineValues
 from bsmeta.training.processes import ALONE
 from bsmeta.training.shards import read_full_tensors
 from tests.conftest import command, run_warm

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_file
 from torch import nn
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import CheckpointError, ConfigurationError
 from bsmeta.training.engine import PLAIN
 from bsmeta.training.engine_plain import PlainEngine
 from bsmeta.training.engines import make_engine, needs_optimizer
@@ -36,6 +37,47 @@ def test_a_fixed_model_is_restored_from_its_state_and_from_a_snapshot(tmp_path: 
         make_engine(accelerator, model, None).load(tmp_path / folder)
         assert torch.equal(model.weight, engine.unwrapped_model.weight)
         assert torch.equal(model.bias, engine.unwrapped_model.bias)
+
+
+def test_a_tied_weight_is_written_once_and_restored_under_both_names(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = nn.ModuleDict({name: nn.Linear(100, 100, bias=False) for name in ("in", "out")})
+    model["out"].weight = model["in"].weight
+    make_engine(accelerator, model, None).save(tmp_path / "state")
+    assert (tmp_path / "state" / "weights.safetensors").stat().st_size < 1.1 * 40_000
+
+    other = nn.ModuleDict({name: nn.Linear(100, 100, bias=False) for name in ("in", "out")})
+    other["out"].weight = other["in"].weight
+    make_engine(accelerator, other, None).load(tmp_path / "state")
+    assert torch.equal(other["out"].weight, model["in"].weight)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"weight": torch.ones(1, 2)},
+        {"weight": torch.ones(1, 2), "bias": torch.ones(2)},
+        {"weight": torch.ones(1, 2), "bias": torch.ones(1), "other": torch.ones(1)},
+    ],
+)
+def test_weights_of_another_model_are_named(
+    weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    engine = make_engine(Accelerator(cpu=True), nn.Linear(2, 1), None)
+    engine.save(tmp_path / "state")
+    file = tmp_path / "state" / "weights.safetensors"
+    save_file(weights, file)
+    with pytest.raises(CheckpointError, match=f"^{file}: cannot be read"):
+        engine.load(tmp_path / "state")
+
+
+def test_a_run_without_steps_does_not_continue_training(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    engine = PlainEngine(Accelerator(cpu=True), model, torch.optim.AdamW(model.parameters()))
+    engine.save(tmp_path / "state")
+    message = "was saved by a run that trains, and this run has no training steps"
+    with pytest.raises(ConfigurationError, match=message):
+        make_engine(Accelerator(cpu=True), model, None).load(tmp_path / "state")
 
 
 def test_training_does_not_continue_a_run_without_steps(tmp_path: Path) -> None:

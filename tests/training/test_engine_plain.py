@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
@@ -64,21 +63,11 @@ def addresses(state: dict[str, torch.Tensor]) -> list[int]:
     return [tensor.data_ptr() for tensor in state.values()]
 
 
-def make_values(scale: object = 1.0, growth_factor: object = 2.0) -> bytes:
-    """Returns an `engine.json` with the state of a loss scaler."""
-    values = {"scale": scale, "growth_factor": growth_factor}
-    loss_scale = {"scale": scale, "scaler": "GradScaler", "values": values}
-    return json.dumps({"has_optimizer": True, "loss_scale": loss_scale}).encode()
-
-
 @pytest.mark.parametrize(
     ("file", "content"),
     [
         ("engine.json", b"{"),
         ("engine.json", b'{"has_optimizer": 3}'),
-        ("engine.json", make_values(scale=0)),
-        ("engine.json", make_values(scale="1")),
-        ("engine.json", make_values(growth_factor=[2])),
         (".metadata", b"\x80\x04K\x01."),
         ("__0_0.distcp", b""),
     ],

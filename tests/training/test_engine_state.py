@@ -12,7 +12,8 @@ from torch import nn
 
 from bsmeta.core.errors import CheckpointError
 from bsmeta.training.engine_plain import PlainEngine
-from bsmeta.training.engine_state import EngineValues, LossScale, map_first_names
+from bsmeta.training.engine_state import map_first_names
+from bsmeta.training.engine_values import EngineValues, LossScale
 from bsmeta.training.processes import ALONE
 from bsmeta.training.shards import read_full_tensors, read_tensor_shapes, write_shards
 

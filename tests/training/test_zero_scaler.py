@@ -8,7 +8,7 @@ import pytest
 import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaleConfig, LossScaler
 
-from bsmeta.training.engine_state import LossScale
+from bsmeta.training.engine_values import LossScale
 from bsmeta.training.zero_scaler import capture_loss_scale, restore_loss_scale
 
 
