@@ -53,6 +53,7 @@ EXCEPTIONS = {
     "predict.py": ("tasks/classification/test_predict.py", "run as a program"),
     "train.py": ("config/test_refusals.py", "run as a program"),
     "training/engine.py": ("training/test_engine_plain.py", "the interface of the engines"),
+    "training/engine_training.py": ("training/test_engine_plain.py", "the base of the engines"),
     "training/engines.py": ("training/test_equal_losses.py", "chooses by the launch"),
     "training/fsdp.py": ("training/test_equal_losses.py", "needs a launch"),
     "training/profile.py": ("training/test_equal_losses.py", "needs the steps of a run"),

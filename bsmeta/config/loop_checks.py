@@ -46,10 +46,6 @@ def find_loop_problems(
         fix = f"optimizer_type={ADAMW}, or a launch file without DeepSpeed"
         yield describe_refusal(config, "optimizer_type", expected, fix)
 
-    if config.async_save and launch.deepspeed:
-        expected = "false: DeepSpeed's ranks write their own parts of a checkpoint together"
-        yield Problem("async_save", HYDRA, format_value(True), expected, "async_save=false")
-
     yield from _find_evaluation_problems(config)
     yield from _find_export_problems(config, entry)
     yield from _find_epoch_problems(config, entry)

@@ -315,7 +315,7 @@ class RunConfig:
     """dtype of the weights in model/ (null: as trained); evaluations during the run use the trained
     weights"""
     async_save: bool = key(False)
-    """write checkpoints in the background, from a copy in main memory (not under DeepSpeed)"""
+    """write checkpoints in the background, from a copy in main memory"""
     keep_last_checkpoints: int = key(3, at_least=0)
     """number of most recent intact checkpoints to keep (0: all); checkpoints that match the next
     two keys, contain a file KEEP or were resumed from are kept as well"""

@@ -110,16 +110,15 @@ class Engine(ABC):
     def load(self, folder: Path) -> None:
         """Restores weights and optimizer from a folder that `save` has written."""
 
+    @abstractmethod
     def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
         """Copies the state to main memory; returns None on a rank that writes nothing.
 
-        The copy is valid until the next call. Not implemented for DeepSpeed, for which the checks
-        refuse `async_save`.
+        The copy is valid until the next call.
 
         Args:
             with_weights: Whether `Snapshot.read_weights` will be called.
         """
-        raise NotImplementedError
 
 
 def name_engine(accelerator: Accelerator) -> str:

@@ -16,17 +16,17 @@ from torch import nn
 
 from bsmeta.core.errors import CheckpointError, TrainingError
 from bsmeta.training.checkpoint import name_damaged_file
-from bsmeta.training.engine import Engine
+from bsmeta.training.engine import Snapshot
 from bsmeta.training.engine_state import (
     MODEL_PREFIX,
     make_surplus_error,
     map_first_names,
     name_optimizer_value,
     split_value_name,
-    write_state,
 )
+from bsmeta.training.engine_training import TrainingEngine
 from bsmeta.training.engine_values import VALUES_FILE, EngineValues, read_values
-from bsmeta.training.fragments import Fragment, FragmentLoadPlanner, FragmentSavePlanner
+from bsmeta.training.fragments import Fragment
 from bsmeta.training.processes import Processes
 from bsmeta.training.shards import read_shards, read_tensor_shapes
 from bsmeta.training.zero_partitions import (
@@ -41,7 +41,7 @@ from bsmeta.training.zero_scaler import capture_loss_scale, get_loss_scaler, res
 _STEP = "step"  # key of the step counter of a weight in the state of the optimizer
 
 
-class DeepSpeedEngine(Engine):
+class DeepSpeedEngine(TrainingEngine):
     """DeepSpeed, which clips, steps, and skips non-finite steps inside its backward pass.
 
     `model` is DeepSpeed's own engine object.
@@ -57,7 +57,8 @@ class DeepSpeedEngine(Engine):
         super().__init__(accelerator, model, optimizer, unsaved_weights)
         self.scales_loss = accelerator.mixed_precision == "fp16"
         self.holds_all_weights = self.model.zero_optimization_stage() < 3
-        self._processes = Processes.of_group(accelerator.device).with_separate_group()
+        if self.model.zero_optimization():  # otherwise, every rank has everything
+            self._processes = Processes.of_group(accelerator.device).with_separate_group()
 
     def clip(self, limit: float) -> torch.Tensor | float | None:
         norm: torch.Tensor | float | None = self.model.get_global_grad_norm()
@@ -67,22 +68,24 @@ class DeepSpeedEngine(Engine):
         return bool(self.model.was_step_applied())
 
     def gather_weights(self) -> dict[str, torch.Tensor]:
-        return self.accelerator.get_state_dict(self.model)
+        # Under ZeRO-3, the other ranks than 0 get None.
+        return self.accelerator.get_state_dict(self.model) or {}
+
+    def _collect_values(self) -> EngineValues:
+        if not self.scales_loss:
+            return EngineValues(has_optimizer=True)
+        scale = capture_loss_scale(get_loss_scaler(self.model))
+        return EngineValues(has_optimizer=True, loss_scale=scale)
 
     def save(self, folder: Path) -> None:
-        if self.model.zero_optimization_stage() == 0:
-            self._refuse_damaged_weights()
+        self._refuse_damaged_weights()
+        super().save(folder)
 
-        loss_scale = None
-        if self.scales_loss:
-            loss_scale = capture_loss_scale(get_loss_scaler(self.model))
-        values = EngineValues(has_optimizer=True, loss_scale=loss_scale)
+    def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
+        self._refuse_damaged_weights()
+        return super().take_snapshot(with_weights=with_weights)
 
-        state = self._collect_state()
-        write_state(state, values, folder, self._processes, FragmentSavePlanner())
-
-    def _collect_state(self) -> dict[str, torch.Tensor | Fragment]:
-        """Returns this rank's part of weights and optimizer, not copied."""
+    def collect_state(self) -> dict[str, torch.Tensor | Fragment]:
         state = self._collect_untrained()
         for weight in self._list_master_ranges():
             state[MODEL_PREFIX + weight.name] = weight.cut(weight.master)
@@ -121,10 +124,12 @@ class DeepSpeedEngine(Engine):
         return state
 
     def _refuse_damaged_weights(self) -> None:
-        """Raises an error if a weight is not finite.
+        """Raises an error if a weight is not finite; all ranks call it.
 
         Without ZeRO, DeepSpeed neither reports a norm nor skips a step that is not finite.
         """
+        if self.model.zero_optimization():
+            return
         for name, parameter in self.model.module.named_parameters():
             if not bool(parameter.isfinite().all()):
                 raise TrainingError(
@@ -167,7 +172,7 @@ class DeepSpeedEngine(Engine):
                 else:
                     state[entry] = weight.cut(self._allocate_optimizer_value(weight.master, key))
 
-        read_shards(state, folder, self._processes, FragmentLoadPlanner())
+        read_shards(state, folder, self._processes)
         return counters
 
     def _list_optimizer_keys(self, folder: Path) -> dict[str, list[str]]:

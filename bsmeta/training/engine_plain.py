@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +9,22 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
-from bsmeta.core.files import format_bytes
 from bsmeta.training.checkpoint import name_damaged_file
-from bsmeta.training.engine import Engine, Snapshot
 from bsmeta.training.engine_state import (
-    MODEL_PREFIX,
     allocate_optimizer_values,
     collect_optimizer_values,
     collect_weights,
-    map_first_names,
     map_trained_weights,
     restore_optimizer,
-    write_state,
 )
+from bsmeta.training.engine_training import TrainingEngine
 from bsmeta.training.engine_values import VALUES_FILE, EngineValues, LossScale, read_values
-from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.fragments import Fragment
 from bsmeta.training.shards import read_shards
 
-logger = logging.getLogger(__name__)
 
-
-class PlainEngine(Engine):
+class PlainEngine(TrainingEngine):
     """Torch's own optimizer; data parallel if there are several processes."""
 
     def __init__(
@@ -46,8 +37,6 @@ class PlainEngine(Engine):
         super().__init__(accelerator, model, optimizer, unsaved_weights)
         self.scales_loss = accelerator.scaler is not None
         self._keeps_gradients = False
-        # Under FSDP2, a thread that asked the model for them would disturb training.
-        self._first_names = map_first_names(self.unwrapped_model)
 
         if isinstance(self.model, DistributedDataParallel):
             # Buffers are equal on all ranks and never change: no model here has running statistics.
@@ -86,16 +75,15 @@ class PlainEngine(Engine):
     def gather_weights(self) -> dict[str, torch.Tensor]:
         return self.unwrapped_model.state_dict()
 
-    def collect_state(self) -> dict[str, torch.Tensor]:
-        """Returns weights and optimizer by their names in a checkpoint, not copied."""
+    def collect_state(self) -> dict[str, torch.Tensor | Fragment]:
         weights = collect_weights(self.unwrapped_model, self.unsaved_weights)
-        return weights | collect_optimizer_values(self.optimizer, self._map_trained_weights())
+        values = collect_optimizer_values(self.optimizer, self._map_trained_weights())
+        return {**weights, **values}
 
     def _map_trained_weights(self) -> dict[str, nn.Parameter]:
         return map_trained_weights(self.unwrapped_model, self.optimizer)
 
     def _collect_values(self) -> EngineValues:
-        """Returns the small values of a checkpoint."""
         scaler = self.accelerator.scaler
         if scaler is None:
             return EngineValues(has_optimizer=True)
@@ -104,74 +92,13 @@ class PlainEngine(Engine):
         scale = LossScale(values["scale"], type(scaler).__name__, values)
         return EngineValues(has_optimizer=True, loss_scale=scale)
 
-    def save(self, folder: Path) -> None:
-        if self.accelerator.is_main_process:
-            write_state(self.collect_state(), self._collect_values(), folder, ALONE)
-
-    @cached_property
-    def _stager(self) -> Any:
-        """Torch's stager, which copies the state into the same memory each time.
-
-        The first write to new memory takes several times as long as a copy, because the system has
-        to find and clear each page. For copies from a GPU the memory is page-locked (pinned);
-        otherwise the driver would copy each part twice.
-        """
-        from torch.distributed.checkpoint import staging  # slow; only needed if it copies
-
-        pinned = self.accelerator.device.type == "cuda"
-        size = format_bytes(count_storage_bytes(self.collect_state()))
-        logger.info(
-            "async_save: the copy of a checkpoint takes %s of main memory%s, for the whole run",
-            size,
-            " (page-locked)" if pinned else "",
-        )
-
-        return staging.DefaultStager(
-            staging.StagingOptions(
-                use_pinned_memory=pinned,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=pinned,
-            )
-        )
-
-    def copy_state(self) -> dict[str, torch.Tensor]:
-        """Copies the state to main memory, over the last copy."""
-        copied: dict[str, torch.Tensor] = self._stager.stage(self.collect_state())
-        return copied
-
-    def take_snapshot(self, *, with_weights: bool) -> Snapshot | None:
-        if not self.accelerator.is_main_process:
-            return None
-        copy = self.copy_state()
-
-        def read_weights(_: Path) -> dict[str, torch.Tensor]:
-            # Training never changes the weights that the copy lacks.
-            live_weights = self.gather_weights()
-            return {
-                name: copy.get(MODEL_PREFIX + first_name, live_weights[name])
-                for name, first_name in self._first_names.items()
-            }
-
-        values = self._collect_values()
-        write = partial(write_state, copy, values, processes=ALONE)
-        return Snapshot(ALONE, write, read_weights)
-
     def load(self, folder: Path) -> None:
-        self._load(folder, ALONE)  # each rank reads everything
-
-    def _load(self, folder: Path, readers: Processes) -> None:
-        """Restores weights, optimizer and loss scaler.
-
-        Args:
-            readers: The processes that read the tensors together.
-        """
         values = read_values(folder, has_optimizer=True)
         weights = collect_weights(self.unwrapped_model, self.unsaved_weights)
         parameters = self._map_trained_weights()
         optimizer_values = allocate_optimizer_values(folder, set(weights), parameters)
 
-        read_shards(weights | optimizer_values, folder, readers)
+        read_shards(weights | optimizer_values, folder, self._processes)
         restore_optimizer(self.optimizer, parameters, optimizer_values)
         with name_damaged_file(folder / VALUES_FILE):
             self._restore_scaler(values.loss_scale)
@@ -201,16 +128,3 @@ def _fix_ddp_buckets(model: DistributedDataParallel) -> None:
     model.reducer.prepare_for_backward([])
     zero_loss.backward()
     model.reducer._rebuild_buckets()
-
-
-def count_storage_bytes(state: Any) -> int:
-    """Returns the bytes of this rank's tensors in a nested state; shared memory counts once."""
-    from torch.distributed.tensor import DTensor  # slow; only needed if a copy is made
-
-    bytes_by_address: dict[int, int] = {}
-    for leaf in tree_leaves(state):
-        if isinstance(leaf, torch.Tensor):
-            local_tensor = leaf.to_local() if isinstance(leaf, DTensor) else leaf
-            storage = local_tensor.untyped_storage()
-            bytes_by_address[storage.data_ptr()] = storage.nbytes()
-    return sum(bytes_by_address.values())

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.planner import SavePlanner
 
 from bsmeta.core.errors import CheckpointError
 from bsmeta.training.checkpoint import CONFIG_FILE
@@ -32,18 +31,14 @@ _OPTIMIZER_PREFIX = "optimizer/"
 
 
 def write_state(
-    tensors: dict[str, Any],
-    values: EngineValues,
-    folder: Path,
-    processes: Processes,
-    planner: SavePlanner | None = None,
+    tensors: dict[str, Any], values: EngineValues, folder: Path, processes: Processes
 ) -> None:
     """Writes a state, or a copy of it, into a new folder; all the processes call it together.
 
     Args:
-        tensors: The parts of this rank, and `planner`: see `write_shards`.
+        tensors: The parts of this rank (see `write_shards`).
     """
-    write_shards(tensors, folder, processes, planner)
+    write_shards(tensors, folder, processes)
     processes.on_main(lambda: values.write(folder))
 
 

@@ -8,6 +8,7 @@ ranks, and engines that divide their tensors otherwise or not at all, can read t
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -100,6 +101,12 @@ class Fragment:
         self.shape = shape
         self.values = values.detach()
         self.boxes = split_flat_range(shape, start, start + values.numel())
+
+    def replace_values(self, values: torch.Tensor) -> Fragment:
+        """Returns the same range with its values in other memory."""
+        fragment = copy.copy(self)
+        fragment.values = values
+        return fragment
 
     def get_box(self, offsets: torch.Size | None) -> torch.Tensor:
         """Returns the values of the box at some offsets, as a view."""

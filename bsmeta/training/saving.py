@@ -1,9 +1,9 @@
 """Writes checkpoints, synchronously or in a thread; `retention` deletes old ones.
 
 In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory (under
-FSDP2 every rank its shards), and a thread writes the copy while training continues. Only one save
-is in progress at a time. Under DeepSpeed, every save is synchronous. Once a checkpoint is complete,
-another thread of each rank uploads it to the bucket of a run that has one.
+FSDP2 and ZeRO every rank its part), and a thread writes the copy while training continues. Only one
+save is in progress at a time. Once a checkpoint is complete, another thread of each rank uploads it
+to the bucket of a run that has one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import io
 import math
 import pickle
 import pickletools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from torch.futures import Future
 from bsmeta.core.errors import CheckpointError
 from bsmeta.core.progress import report_opaque_work, report_progress
 from bsmeta.training.checkpoint import name_damaged_file
+from bsmeta.training.fragments import FragmentLoadPlanner, FragmentSavePlanner
 from bsmeta.training.pickled_enums import NAMES_OF_GETATTR, make_member_reader
 from bsmeta.training.processes import ALONE, Processes
 
@@ -61,18 +62,12 @@ _ALLOWED_OPCODES = frozenset({
 _OPCODES_PER_REPORT = 1 << 20  # between reports of progress
 
 
-def write_shards(
-    state: dict[str, Any],
-    folder: Path,
-    processes: Processes,
-    planner: SavePlanner | None = None,
-) -> None:
+def write_shards(state: dict[str, Any], folder: Path, processes: Processes) -> None:
     """Writes this rank's shard of each tensor into a new folder; all ranks call it together.
 
     Args:
-        state: DTensors, of which each rank has a shard, and plain tensors, equal on all ranks.
-        planner: Decides which parts this rank writes, if `state` has other values; torch's own by
-            default.
+        state: DTensors and fragments, of which each rank has a part, and plain tensors, equal on
+            all ranks.
 
     Raises:
         Exception: On every rank, the error of the first rank that failed.
@@ -83,26 +78,19 @@ def write_shards(
         dcp.save(
             state,
             storage_writer=_Writer(folder),
-            planner=planner,
+            planner=FragmentSavePlanner(),
             process_group=processes.group,
             no_dist=processes.size == 1,
         )
 
 
-def read_shards(
-    state: dict[str, Any],
-    folder: Path,
-    processes: Processes,
-    planner: LoadPlanner | None = None,
-) -> None:
+def read_shards(state: dict[str, Any], folder: Path, processes: Processes) -> None:
     """Fills tensors in place from a folder that `write_shards` wrote with any number of ranks.
 
     All ranks call it together; each reads its own shards.
 
     Args:
-        state: DTensors and plain tensors by name.
-        planner: Decides which parts this rank reads, if `state` has other values; torch's own by
-            default.
+        state: DTensors, fragments and plain tensors by name; values are converted to their types.
 
     Raises:
         CheckpointError: If the folder holds other tensors.
@@ -111,19 +99,25 @@ def read_shards(
         dcp.load(
             state,
             storage_reader=_Reader(folder),
-            planner=planner,
+            planner=FragmentLoadPlanner(),
             process_group=processes.group,
             no_dist=processes.size == 1,
         )
 
 
-def read_full_tensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+def read_full_tensors(
+    folder: Path, prefix: str, dtypes: Mapping[str, torch.dtype] | None = None
+) -> dict[str, torch.Tensor]:
     """Reads the full tensors whose names begin with `prefix`.
 
     This rank reads them by itself, into main memory.
+
+    Args:
+        dtypes: Types to which tensors are converted, by name; others are as stored.
     """
+    dtypes = dtypes or {}
     tensors = {
-        name: torch.empty(size, dtype=dtype)
+        name: torch.empty(size, dtype=dtypes.get(name, dtype))
         for name, (size, dtype) in read_tensor_shapes(folder).items()
         if name.startswith(prefix)
     }

@@ -66,14 +66,12 @@ def kill_after_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def kill_after(phase: str) -> None:
     """Kills this process after a phase of its first save."""
-    from bsmeta.training import checkpoint, engine_deepspeed, engine_plain, fsdp, saving
+    from bsmeta.training import checkpoint, engine_training, saving
     from bsmeta.training.retention import Retention
 
-    stage = os.environ.get("TOY_ZERO_STAGE")
-    plain = (fsdp if stage == "fsdp2" else engine_plain, "write_state")
     owner, name = {
         "begin": (checkpoint.Writer, "_begin"),
-        "state": plain if stage in ("", "fsdp2") else (engine_deepspeed.DeepSpeedEngine, "save"),
+        "state": (engine_training, "write_state"),
         "rng": (saving, "write_rng"),
         "export": (toy_task.ToyTask, "export"),
         "data": (checkpoint.Writer, "write_json"),

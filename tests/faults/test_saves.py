@@ -79,6 +79,7 @@ def test_row_1_a_run_killed_in_a_save_resumes_exactly(
         ("async_save=false", PLAIN),
         ("async_save=false", ZERO),
         ("async_save=false", FSDP),
+        ("async_save=true", ZERO),
         ("async_save=true", FSDP),
     ],
 )
@@ -174,6 +175,7 @@ def test_row_3_a_resume_with_only_damaged_checkpoints_is_refused(
         ("async_save=true", PLAIN),
         pytest.param("async_save=false", PLAIN, marks=pytest.mark.slow),
         pytest.param("async_save=false", ZERO, marks=pytest.mark.slow),
+        pytest.param("async_save=true", ZERO, marks=pytest.mark.slow),
         pytest.param("async_save=true", FSDP, marks=pytest.mark.slow),
     ],
 )
@@ -223,6 +225,7 @@ SAVES = pytest.mark.parametrize(
             for case in (
                 ("async_save=true", PLAIN),
                 ("async_save=false", ZERO),
+                ("async_save=true", ZERO),
                 ("async_save=false", FSDP),
                 ("async_save=true", FSDP),
             )
@@ -396,7 +399,11 @@ def test_row_19_a_missing_state_file_is_named(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stage", [PLAIN, FSDP], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "stage",
+    [PLAIN, ZERO, FSDP, *map(mark_slow, ("0", "1", "3"))],
+    ids=["ddp", "zero2", "fsdp2", "zero0", "zero1", "zero3"],
+)
 def test_asynchronous_saves_resume_exactly(complete: Start, tmp_path: Path, stage: str) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     complete(whole, "async_save=true", stage=stage)
@@ -405,5 +412,6 @@ def test_asynchronous_saves_resume_exactly(complete: Start, tmp_path: Path, stag
     complete(resumed, "async_save=true", RESUME, stage=stage)
     assert same_run(resumed, whole)
     complete(tmp_path / "sync", "async_save=false", stage=stage)
-    assert same_weights(tmp_path / "sync", whole)
+    for name in (*checkpoints(whole), ""):
+        assert same_weights(tmp_path / "sync" / name, whole / name)
     assert [event["step"] for event in events(whole, "save")] == [2, 4, 6, 8]

@@ -2,8 +2,11 @@
 
 `ENGINES` (JSON in the environment): a list of {"stage" of ZeRO, "steps" (first and last), "load"
 and "save" (folders), "unsaved" (names of weights), "accumulation" (type of the gradients),
-"offload" (of the optimizer)}. Rank 0 prints a line for each: the losses of the steps, and whether
-the weights of the model are those that it saved, rounded.
+"offload" (of the optimizer), "copy" (folder)}. Rank 0 prints a line for each: the losses of the
+steps, and failures, such as weights of the model that are not those that it saved, rounded.
+
+With "copy", the state is copied after each step but the last one, during which a thread writes the
+last copy.
 """
 
 from __future__ import annotations
@@ -11,16 +14,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate.state import AcceleratorState
 from torch import nn
+from torch.distributed import checkpoint as dcp
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.training.distributed import create_accelerator
+from bsmeta.training.engine_training import TrainingEngine
 from bsmeta.training.engines import make_engine
+from bsmeta.training.fragments import Fragment
 from bsmeta.training.optimization import build_optimizer
 from bsmeta.training.shards import read_full_tensors
 
@@ -69,6 +77,53 @@ def make_deepspeed_config(
     }
 
 
+def list_addresses(state: dict[str, torch.Tensor | Fragment]) -> list[int]:
+    values = [value.values if isinstance(value, Fragment) else value for value in state.values()]
+    return [tensor.data_ptr() for tensor in values]
+
+
+class CopyThread(threading.Thread):
+    """Writes a copy of the state of an engine, but no file before `finish` is called."""
+
+    def __init__(self, engine: TrainingEngine, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._weights = {name: weight.clone() for name, weight in engine.gather_weights().items()}
+        snapshot = engine.take_snapshot(with_weights=True)
+        self._snapshot = snapshot
+        self._may_write = threading.Event()
+        if snapshot is not None:
+            self.start()
+
+    def run(self) -> None:
+        assert self._snapshot is not None
+        write_data = dcp.FileSystemWriter.write_data
+
+        def wait_and_write(*arguments: Any) -> Any:
+            self._may_write.wait()
+            return write_data(*arguments)
+
+        with mock.patch.object(dcp.FileSystemWriter, "write_data", wait_and_write):
+            self._snapshot.write(self._folder)
+
+    def finish(self) -> None:
+        """Waits for the files."""
+        self._may_write.set()
+        if self._snapshot is not None:
+            self.join()
+
+    def list_failures(self) -> list[str]:
+        """Lists weights that are exported otherwise than they were at the copy (rank 0)."""
+        assert self._snapshot is not None
+        exported = self._snapshot.read_weights(self._folder)
+        assert exported.keys() == self._weights.keys()
+        return [
+            f"{name} is not exported as it was"
+            for name, weight in self._weights.items()
+            if not torch.equal(exported[name], weight) or exported[name].dtype != weight.dtype
+        ]
+
+
 def run_engine(
     config: CausalLMConfig,
     stage: int,
@@ -79,6 +134,7 @@ def run_engine(
     unsaved: tuple[str, ...] = (),
     accumulation: str | None = None,
     offload: bool = False,
+    copy: str | None = None,
 ) -> dict[str, Any]:
     AcceleratorState._reset_state(reset_partial_state=True)
     deepspeed_config = make_deepspeed_config(config, stage, accumulation, offload)
@@ -86,28 +142,40 @@ def run_engine(
     torch.manual_seed(config.seed)
     model = SmallModel()
     engine = make_engine(accelerator, model, build_optimizer(model, config), frozenset(unsaved))
+    assert isinstance(engine, TrainingEngine)
 
     losses = []
+    copies: list[list[int]] = []  # the addresses of the values of each
+    thread = None
     for _ in range(rounds):
         if load is not None:
             engine.load(Path(load))
         for step in range(steps[0], steps[1] + 1):
+            if copy is not None and copies and step == steps[1]:
+                thread = CopyThread(engine, Path(copy))
             rank = accelerator.process_index
             tokens = torch.arange(7)[(torch.arange(4) * step + rank) % 7]
             loss = nn.functional.cross_entropy(engine.model(tokens).float(), (tokens + 1) % 7)
             accelerator.backward(loss)
             assert engine.step(torch.tensor(True))
             losses.append(loss.item())
+            if copy is not None and step < steps[1]:
+                copies.append(list_addresses(engine.copy_state()))
 
+    if thread is not None:
+        thread.finish()
     engine.save(Path(save))
     weights = engine.gather_weights()
     if not accelerator.is_main_process:
         return {}
-    is_rounded = []
+    failures = [] if thread is None else thread.list_failures()
     for entry, tensor in read_full_tensors(Path(save), "model/").items():
         weight = weights[entry.removeprefix("model/")]
-        is_rounded.append(torch.equal(weight, tensor.to(weight.dtype)))
-    return {"losses": losses, "is_rounded": all(is_rounded)}
+        if not torch.equal(weight, tensor.to(weight.dtype)):
+            failures.append(f"{entry} is not the rounded weight")
+    if copies != copies[:1] * len(copies):
+        failures.append("copies have other memory")
+    return {"losses": losses, "failures": failures}
 
 
 def main(config: CausalLMConfig) -> int:
