@@ -177,8 +177,8 @@ def count_state(
     master_bytes = 0
     if isinstance(stage, int):
         value_bytes = 2 if half else 4
-        # ZeRO always keeps its partition in float32
-        master_bytes = MASTER_WEIGHT_BYTES if half or stage > 0 else 0
+    if _has_master_weights(stage, half):
+        master_bytes = MASTER_WEIGHT_BYTES
 
     optimizer_total = optimizer + master_bytes * counts.trainable
     return State(
@@ -186,6 +186,11 @@ def count_state(
         gradients=value_bytes * counts.trainable / (processes if zero_stage >= 2 else 1),
         optimizer=optimizer_total / (processes if zero_stage >= 1 else 1),
     )
+
+
+def _has_master_weights(stage: Stage, half: bool) -> bool:
+    """Whether an engine updates a copy of the weights; ZeRO always has its partition in float32."""
+    return isinstance(stage, int) and (half or stage > 0)
 
 
 def estimate_activations(
@@ -508,33 +513,41 @@ class Forecast:
 
     def describe_staging(self) -> list[str]:
         """Describes the main memory that asynchronous saves take."""
-        if not self._config.async_save or isinstance(self.stage, int):
+        if not self._config.async_save:
             return []
-        held = self.states[self.stage]
-        ranks = "each rank" if self.stage == "FSDP2" else "rank 0"
-        if self._saves_frozen:
-            return [
-                f"async_save keeps a copy of weights and optimizer in main memory: "
-                f"{format_size(held.weights + held.optimizer)} on {ranks}"
-            ]
 
+        held = self.states[self.stage]
         counts = self._counts
         trained_bytes = held.weights * counts.trainable / counts.total
+        copied_bytes = held.optimizer
+        if not _has_master_weights(self.stage, self._half):
+            copied_bytes += trained_bytes
+        if self._saves_frozen:
+            copied_bytes += held.weights - trained_bytes
+
+        weights = "weights" if self._saves_frozen else "trained weights"
+        ranks = "rank 0" if self.stage in (None, 0) else "each rank"
         lines = [
-            f"async_save keeps a copy of trained weights and optimizer in main memory: "
-            f"{format_size(trained_bytes + held.optimizer)} on {ranks}"
+            f"async_save keeps a copy of {weights} and optimizer in main memory: "
+            f"{format_size(copied_bytes)} on {ranks}"
         ]
-        if self.stage == "FSDP2" and self._config.export_steps != 0:
-            frozen_bytes = 4 * (counts.total - counts.trainable)
+        gathers_weights = self.stage in (3, "FSDP2")
+        if gathers_weights and not self._saves_frozen and self._config.export_steps != 0:
+            frozen_bytes = self._trained_value_bytes * (counts.total - counts.trainable)
             lines.append(
                 f"rank 0 also keeps the frozen weights there, for model/ in checkpoints: "
                 f"{format_size(frozen_bytes)} (export_steps=0 does without)"
             )
         return lines
 
+    @property
+    def _trained_value_bytes(self) -> int:
+        """Bytes of a weight that the model computes with."""
+        return 2 if self._half and isinstance(self.stage, int) else 4
+
     def describe_export(self) -> list[str]:
         """Describes the size of `model/`, and the main memory of a conversion to `export_dtype`."""
-        trained_bytes = 2 if self._half and isinstance(self.stage, int) else 4
+        trained_bytes = self._trained_value_bytes
         export_dtype = self._config.export_dtype
         if export_dtype is None:
             size = format_size(trained_bytes * self._counts.total)

@@ -5,11 +5,11 @@
 
 starts `train.py` for each engine (by default `ddp` and `fsdp2`), with a new GPT-2 of 124 million
 weights (12 layers, 768 wide) and AdamW in float32, on the sample: once with `async_save=false` and
-once with `true`. Under DeepSpeed, it starts a single run, in which every other checkpoint has
-`model/` (`export_steps`). With `bucket=true`, every run has `async_save=true`, the first one in a
-folder, and the second one in a bucket on a local server (`bucket_sink.py`), which discards what it
-receives. Prints a JSON line for each run, under DeepSpeed for each kind of checkpoint, with medians
-over its saves, except the last one, which the end of the run waits for:
+once with `true`. Under DeepSpeed, every other checkpoint has `model/` (`export_steps`). With
+`bucket=true`, every run has `async_save=true`, the first one in a folder, and the second one in a
+bucket on a local server (`bucket_sink.py`), which discards what it receives. Prints a JSON line for
+each run, under DeepSpeed for each kind of its checkpoints, with medians over its saves, except the
+last one, which the end of the run waits for:
 
     pause_s: what a save took from the loop (`loop_seconds` of its event)
     write_s: from its start until the checkpoint was complete, and uploaded (`seconds`)
@@ -128,8 +128,14 @@ def _train(launch: Path, out_dir: str, folder: Path, overrides: list[str]) -> li
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def summary(events: list[dict[str, Any]], every: int) -> dict[str, float]:
-    """The medians of a run that saved after every `every` steps."""
+def summary(
+    events: list[dict[str, Any]], every: int, counted: range | None = None
+) -> dict[str, float]:
+    """The medians of a run that saved after every `every` steps.
+
+    Args:
+        counted: The steps whose saves are counted; None: all.
+    """
     times = {event["step"]: event["step_s"] for event in events if event["event"] == "step"}
     saves = [event for event in events if event["event"] == "save"][:-1]
     beside: dict[int, list[float]] = {}
@@ -144,8 +150,9 @@ def summary(events: list[dict[str, Any]], every: int) -> dict[str, float]:
     busy = {step + 1 + index for step, found in beside.items() for index in range(len(found))}
     # The first step of a run also allocates memory.
     usual = median(time for step, time in times.items() if step > 1 and step not in busy)
+    saves = [save for save in saves if counted is None or save["step"] in counted]
     pause = median(save["loop_seconds"] for save in saves)
-    slower = median(sum(steps) - usual * len(steps) for steps in beside.values())
+    slower = median(sum(beside[save["step"]]) - usual * len(beside[save["step"]]) for save in saves)
     return {
         "pause_s": round(pause, 3),
         "write_s": round(median(save["seconds"] for save in saves), 3),
@@ -158,23 +165,21 @@ def summary(events: list[dict[str, Any]], every: int) -> dict[str, float]:
 def results(engine: str, keys: list[str], every: int, steps: int, folder: Path) -> Iterator[Any]:
     """Trains under an engine, and yields what its saves took for each setting."""
     launch = launch_file(engine, folder)
-    if engine.startswith("zero"):
-        # Checkpoints with and without a model alternate, so that both meet the same disk.
-        own = [f"max_train_steps={2 * steps}", f"export_steps={2 * every}"]
-        events = train(launch, folder / engine, [*keys, *own])
-        for has_model in (True, False):
-            other = every if has_model else 0  # of these saves, divided by twice the interval
-            left = [
-                event
-                for event in events
-                if event["event"] != "save" or event["step"] % (2 * every) != other
-            ]
-            yield {"engine": engine, "model": has_model} | summary(left, every)
-        return
     for aside in ("false", "true"):
-        own = [f"max_train_steps={steps}", f"async_save={aside}"]
+        own = [f"async_save={aside}", f"max_train_steps={steps}"]
+        label = {"engine": engine, "async_save": aside == "true"}
+        if not engine.startswith("zero"):
+            events = train(launch, folder / f"{engine}-{aside}", [*keys, *own])
+            yield label | summary(events, every)
+            continue
+
+        # Checkpoints with and without a model alternate, so that both meet the same disk.
+        own = [f"async_save={aside}", f"max_train_steps={2 * steps}", f"export_steps={2 * every}"]
         events = train(launch, folder / f"{engine}-{aside}", [*keys, *own])
-        yield {"engine": engine, "async_save": aside == "true"} | summary(events, every)
+        for has_model in (True, False):
+            first = 2 * every if has_model else every
+            counted = range(first, 2 * steps, 2 * every)
+            yield label | {"model": has_model} | summary(events, every, counted)
 
 
 def measure_upload(folder: Path) -> float:

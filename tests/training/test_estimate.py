@@ -382,18 +382,36 @@ def test_each_copy_of_a_sharded_model_is_divided_among_its_processes(
             0,
             ["trained weights and optimizer in main memory: 3.0 MiB on each rank"],
         ),
+        (0, True, None, ["weights and optimizer in main memory: 12.0 MiB on rank 0"]),
+        # Every rank copies all frozen weights, and half of the others with their moments.
+        (2, True, None, ["weights and optimizer in main memory: 9.0 MiB on each rank"]),
+        (2, False, None, ["trained weights and optimizer in main memory: 3.0 MiB on each rank"]),
+        (3, True, None, ["weights and optimizer in main memory: 6.0 MiB on each rank"]),
+        (
+            3,
+            False,
+            None,
+            [
+                "trained weights and optimizer in main memory: 3.0 MiB on each rank",
+                "rank 0 also keeps the frozen weights there, for model/ in checkpoints: 6.0 MiB "
+                "(export_steps=0 does without)",
+            ],
+        ),
     ],
 )
 def test_copies_of_checkpoints_are_counted_without_the_weights_that_they_lack(
-    engine: str | None, saves_frozen: bool, export_steps: int | None, expected: list[str]
+    engine: str | int | None, saves_frozen: bool, export_steps: int | None, expected: list[str]
 ) -> None:
     frozen = nn.Linear(1024, 1536, bias=False, device="meta").requires_grad_(False)
     trained = nn.Linear(1024, 512, bias=False, device="meta")
     model = nn.Sequential(frozen, trained)
     shape = Shape(model, model, [], rows=1, length=1, outputs=2)
     config = CausalLMConfig(async_save=True, export_steps=export_steps)
-    launch = Launch(source="a file", num_processes=2, fsdp={} if engine else None)
-    run = CheckedRun(config=config, entry=TASKS["causal_lm"], launch=launch, deepspeed_config=None)
+    launch = Launch(source="a file", num_processes=2, fsdp={} if engine == "FSDP2" else None)
+    deepspeed = {"zero_optimization": {"stage": engine}} if isinstance(engine, int) else None
+    run = CheckedRun(
+        config=config, entry=TASKS["causal_lm"], launch=launch, deepspeed_config=deepspeed
+    )
     lines = Forecast(run, shape, None, saves_frozen=saves_frozen).describe_staging()
     assert [line.removeprefix("async_save keeps a copy of ") for line in lines] == expected
 
