@@ -35,7 +35,8 @@ ALLOWED = {
     },
     "studies": {
         "studies", "tasks.causal_lm", "tasks.checkpoints", "training.checkpoint", "training.task",
-        "training.run_folder", "report", "data", "metadata", "config", "core",
+        "training.run_events", "training.run_status",
+        "report", "data", "metadata", "config", "core",
     },
     "quick": {
         "quick", "api", "annotate", "studies.config", "studies.power", "tasks", "training",

@@ -46,7 +46,9 @@ from bsmeta.core.secrets import redact, redact_values
 from bsmeta.core.terminal import ProgressDisplay, TextColumn
 from bsmeta.training.guards import NonFiniteGuard
 from bsmeta.training.processes import Processes
-from bsmeta.training.run_folder import METRICS, Log, RunFolder
+from bsmeta.training.run_events import METRICS
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_logs import Log
 from bsmeta.training.step_stats import DataStats, StepResult, StepStats
 
 TRACKERS_FILE = "trackers.json"

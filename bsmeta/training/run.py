@@ -23,19 +23,13 @@ from bsmeta.core.signals import StopRequest
 from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, create_accelerator
+from bsmeta.training.early_ends import record_refusal, record_stopped_start, write_stopped_start
 from bsmeta.training.processes import Processes, close_device_groups
 from bsmeta.training.restarts import list_machines
 from bsmeta.training.resuming import find_resume_point, may_resume
-from bsmeta.training.run_folder import (
-    ENVIRONMENT,
-    METRICS,
-    Log,
-    ProcessLog,
-    RunFolder,
-    record_refusal,
-    record_stopped_start,
-    write_stopped_start,
-)
+from bsmeta.training.run_events import ENVIRONMENT, METRICS
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_logs import Log, ProcessLog
 from bsmeta.training.run_store import RunStore, open_store
 from bsmeta.training.shared_folder import check_is_shared, find_leaders
 from bsmeta.training.task import Task

@@ -37,7 +37,8 @@ from bsmeta.core.secrets import redact
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.distributed import is_connection_error, print_stacks
 from bsmeta.training.processes import Processes
-from bsmeta.training.run_folder import RunFolder, write_status
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_status import write_status
 
 logger = logging.getLogger(__name__)
 

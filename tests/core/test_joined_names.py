@@ -195,8 +195,8 @@ JOINS = {
     },
     "training/run_folder.py": {
         "self.path / name": "names in the code",
-        "folder / name": "names in the code",
     },
+    "training/run_logs.py": {"folder / name": "a number"},
     "training/shared_folder.py": {
         "folder / f'{TOKEN}{secrets.token_hex(8)}'": "drawn here",
         "folder / f'{TOKEN}{processes.broadcast(secrets.token_hex(8))}'": "drawn by rank 0",
