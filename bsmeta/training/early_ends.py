@@ -18,10 +18,6 @@ from bsmeta.training import checkpoint
 from bsmeta.training.run_folder import list_foreign_files
 from bsmeta.training.run_status import LOCK, STATUS, write_status
 
-if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
-    pass
-
-
 logger = logging.getLogger(__name__)
 
 

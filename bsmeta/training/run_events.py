@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bsmeta.core.parsing import parse_json
 
-if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
-    pass
-
-
 METRICS = "metrics.jsonl"
-
 ENVIRONMENT = "environment.jsonl"
 """A line for each start of the run, with its machine and versions, and one for each end."""
 

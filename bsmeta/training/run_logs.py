@@ -20,10 +20,6 @@ from bsmeta.core.files import replace_atomically
 from bsmeta.core.printable import make_printable
 from bsmeta.core.secrets import redact
 
-if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
-    pass
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,12 +14,7 @@ from bsmeta.core.files import is_full_disk_error, write_text
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import redact
 
-if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
-    pass
-
-
 STATUS = "status.json"
-
 LOCK = ".lock"
 
 

@@ -30,9 +30,9 @@ from bsmeta.training.checkpoint import (
     name_folder,
 )
 from bsmeta.training.corruption import CorruptionCheck
-from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engine_frozen import FrozenBase, check_same_base, list_frozen_weights
 from bsmeta.training.engines import make_engine, needs_optimizer
+from bsmeta.training.garbage import GarbageCollection
 from bsmeta.training.guards import Guards
 from bsmeta.training.metrics import (
     TRACKERS_FILE,

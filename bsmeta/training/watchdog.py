@@ -35,10 +35,11 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress, watch_progress
 from bsmeta.core.secrets import redact
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.distributed import is_connection_error, print_stacks
+from bsmeta.training.distributed import is_connection_error
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.run_status import write_status
+from bsmeta.training.time_limits import print_stacks
 
 logger = logging.getLogger(__name__)
 

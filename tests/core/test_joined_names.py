@@ -185,7 +185,7 @@ JOINS = {
         "out_dir / f'superseded-{checkpoint.folder.name}'": "a number",
         "path.with_name(f'{path.name}.{number}')": "beside a path",
     },
-    "training/distributed.py": {
+    "training/distributed_op.py": {
         "Path(get_default_build_root()) / file": "a constant",
         "Path(os.environ['TORCH_EXTENSIONS_DIR']) / file": "a constant",
         "environment_folder / file": "a constant",
