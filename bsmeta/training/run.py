@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,41 +17,23 @@ from bsmeta.config.steps import Schedule
 from bsmeta.core.environment import describe_environment, format_utc_now
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.core.secrets import declare_secrets, redact
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, create_accelerator
 from bsmeta.training.early_ends import record_refusal, record_stopped_start, write_stopped_start
+from bsmeta.training.hub_upload import push_model
 from bsmeta.training.processes import Processes, close_device_groups
 from bsmeta.training.restarts import list_machines
 from bsmeta.training.resuming import find_resume_point, may_resume
-from bsmeta.training.run_events import ENVIRONMENT, METRICS
+from bsmeta.training.run_events import ENVIRONMENT
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.run_logs import Log, ProcessLog
+from bsmeta.training.run_logs import ProcessLog
 from bsmeta.training.run_store import RunStore, open_store
 from bsmeta.training.shared_folder import check_is_shared, find_leaders
 from bsmeta.training.task import Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
-
-UPLOAD_TIMEOUT_S = 3600.0
-"""Time limit of an upload."""
-
-_UPLOAD_SCRIPT = """
-import os
-import sys
-from huggingface_hub import HfApi
-folder, name, visibility, *files = sys.argv[1:]
-api = HfApi()  # reads HF_ENDPOINT and HF_TOKEN itself
-try:
-    api.create_repo(name, exist_ok=True, private=visibility == "private")
-    api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload the trained model")
-    for file in files:
-        api.upload_file(path_or_fileobj=file, path_in_repo=os.path.basename(file), repo_id=name)
-except Exception as error:
-    sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
-"""
 
 logger = logging.getLogger(__name__)
 
@@ -266,86 +247,3 @@ def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
         folder.write_status("failed", step, _choose_exit_code(error), str(error))
     except (OSError, TrainingError) as unwritten:
         logger.error("%s: status.json could not be written: %s", folder.path, unwritten)
-
-
-def push_model(
-    run_folder: Path,
-    repository: str,
-    step: int,
-    *,
-    private: bool = True,
-    timeout_s: float = UPLOAD_TIMEOUT_S,
-) -> bool:
-    """Uploads `model/` of a finished run; returns whether it succeeded, and never raises an error.
-
-    The run's `config.yaml` is uploaded with a model without `metadata.yaml`: `predict.py` needs one
-    of the two beside the weights. A line `{"event": "push", …}` in `metrics.jsonl` records the
-    upload, or why it failed.
-
-    Args:
-        repository: `owner/name`; created if it does not exist.
-        private: Whether only its owner can read a repository that is created.
-    """
-    model = run_folder / "model"
-    run_config = run_folder / "config.yaml"
-    is_complete = (model / "metadata.yaml").exists() or not run_config.exists()
-    files = [] if is_complete else [run_config]
-    problem = _upload_model(model, files, repository, private, timeout_s)
-    if problem:
-        logger.warning(
-            "push_to_hub: the model is in %s, but not on the Hub: %s. To try again: "
-            "hf upload %s %s",
-            model,
-            problem,
-            repository,
-            model,
-        )
-    else:
-        logger.info("push_to_hub: uploaded to %s", repository)
-
-    event = {"event": "push", "step": step, "repository": repository, "pushed": not problem}
-    if problem:
-        event["problem"] = problem
-    try:
-        log = Log(run_folder / METRICS)
-        log.write(event)
-        log.close()
-    except OSError as error:
-        logger.warning("push_to_hub: %s could not be written: %s", METRICS, error)
-    return not problem
-
-
-def _upload_model(
-    folder: Path, files: Sequence[Path], repository: str, private: bool, timeout_s: float
-) -> str:
-    """Uploads in another process; returns the error message, "" on success.
-
-    The run stays done even if the server refuses, fails, or does not respond for hours.
-    """
-    from huggingface_hub import get_token  # takes a second to import
-
-    declare_secrets(get_token())  # it may come from a file
-
-    visibility = "private" if private else "public"
-    # -P: nothing is imported from the working folder.
-    command = [sys.executable, "-P", "-c", _UPLOAD_SCRIPT, str(folder), repository, visibility]
-    command += map(str, files)
-    try:
-        upload = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"given up after {timeout_s:g} seconds"
-    except OSError as error:  # for example, not enough memory for another process
-        return str(error)
-
-    if upload.returncode == 0:
-        return ""
-    lines = [line.strip() for line in upload.stderr.splitlines() if line.strip()]
-    return redact(lines[-1] if lines else f"exit code {upload.returncode}")

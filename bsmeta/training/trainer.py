@@ -34,14 +34,7 @@ from bsmeta.training.engine_frozen import FrozenBase, check_same_base, list_froz
 from bsmeta.training.engines import make_engine, needs_optimizer
 from bsmeta.training.garbage import GarbageCollection
 from bsmeta.training.guards import Guards
-from bsmeta.training.metrics import (
-    TRACKERS_FILE,
-    Progress,
-    StepLog,
-    Throughput,
-    Tracker,
-    start_trackers,
-)
+from bsmeta.training.metrics import Progress, StepLog, Tracker
 from bsmeta.training.optimization import build_optimizer
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.profile import Profile
@@ -59,6 +52,8 @@ from bsmeta.training.saving import Saver
 from bsmeta.training.step import StepRunner
 from bsmeta.training.step_stats import DataStats, StepResult, StepStats
 from bsmeta.training.task import Metric, Task
+from bsmeta.training.throughput import Throughput
+from bsmeta.training.trackers import TRACKERS_FILE, start_trackers
 from bsmeta.training.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
