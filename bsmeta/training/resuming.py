@@ -5,15 +5,12 @@ Any engine, with any number of processes, reads any checkpoint (`engine_state`).
 
 from __future__ import annotations
 
-import itertools
-import json
 import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from torch import nn
 
 from bsmeta.config.saved import parse_saved, read_saved
@@ -44,7 +41,6 @@ from bsmeta.training.restarts import Restart
 
 logger = logging.getLogger(__name__)
 
-_MAX_DIFFERENCES_SHOWN = 20  # in a message
 # Keys that affect how a process starts, not how the run trains.
 _UNCOMPARED_KEYS = {
     "resume_from_checkpoint_dir",
@@ -254,29 +250,3 @@ def check_same_model(
             f"model_name, model_config_file and tokenizer_name of {saved.folder / 'config.yaml'}; "
             "pass these, or start a new run in another out_dir"
         )
-
-
-def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
-    """Refuses to train if the ranks have read different data; each rank passes its fingerprint.
-
-    A file, or a branch on the Hub, may change between the reads of two ranks. Ranks first exchange
-    hashes, because a fingerprint may have megabytes.
-    """
-    text = json.dumps(fingerprint, sort_keys=True)
-    hashes = processes.gather(xxhash.xxh3_128_hexdigest(text.encode()))
-    if len(set(hashes)) == 1:
-        return
-
-    first_fingerprint = processes.broadcast(fingerprint)
-    lines = describe_differences(
-        first_fingerprint, fingerprint, "on rank 0", f"on rank {processes.rank}"
-    )
-    lines_by_rank = processes.gather([*itertools.islice(lines, _MAX_DIFFERENCES_SHOWN)])
-    for rank, lines_of_rank in enumerate(lines_by_rank):
-        if lines_of_rank:
-            differing_keys = "\n".join(lines_of_rank)
-            raise ConfigurationError(
-                f"rank 0 and rank {rank} do not have the same training data (name a commit of a "
-                "data set that is changing as data_config.dataset_revision; see that all machines "
-                f"have the same files):\n{differing_keys}"
-            )

@@ -50,11 +50,10 @@ from bsmeta.training.checkpoint import (
     KEEP_FILE,
     TRAINER_STATE_FILE,
     Checkpoint,
-    divide_files,
     list_checkpoints,
     name_folder,
-    select_unique_files,
 )
+from bsmeta.training.file_shares import divide_files, select_unique_files
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
     from bsmeta.training.processes import Processes

@@ -40,7 +40,6 @@ from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.profile import Profile
 from bsmeta.training.resuming import (
     Resume,
-    check_same_data,
     check_same_model,
     find_rollback_point,
     list_parameter_shapes,
@@ -48,6 +47,7 @@ from bsmeta.training.resuming import (
 from bsmeta.training.retention import check_metric
 from bsmeta.training.rng import restore_rng
 from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.same_data import check_same_data
 from bsmeta.training.saving import Saver
 from bsmeta.training.step import StepRunner
 from bsmeta.training.step_stats import DataStats, StepResult, StepStats
