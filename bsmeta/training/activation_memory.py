@@ -43,7 +43,7 @@ class Activations:
 def estimate_activations(
     shape: Shape, *, half: bool, copies: bool, casts: bool = True
 ) -> Activations:
-    """Computes the memory that a micro-batch takes for the backward pass.
+    """Counts the bytes that a micro-batch takes for the backward pass.
 
     Args:
         half: Whether matrix products are computed in half precision.

@@ -281,7 +281,9 @@ def list_faults(checkpoint: Checkpoint, processes: Processes) -> list[str]:
     faults_by_rank = processes.run_on_all(
         lambda: [find_fault(checkpoint.folder / file, expected[file]) for file in share]
     )
-    return sorted(fault for faults in faults_by_rank for fault in faults if fault is not None)
+    return sorted(
+        fault for faults_of_rank in faults_by_rank for fault in faults_of_rank if fault is not None
+    )
 
 
 class _Inspection(NamedTuple):
@@ -319,7 +321,7 @@ def find_newest_intact(
     processes: Processes,
     is_candidate: Callable[[Checkpoint], bool] = lambda _: True,
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest intact checkpoint of a run, among those that rank 0 has.
+    """Finds the newest intact checkpoint of a run, among those in the folder of rank 0.
 
     Every rank gets the same step and its own path.
 

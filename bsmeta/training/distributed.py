@@ -38,7 +38,7 @@ from bsmeta.training.determinism import use_deterministic_kernels
 from bsmeta.training.distributed_op import prepare_cpu_op
 from bsmeta.training.nccl_errors import NcclError, find_nccl_fault
 from bsmeta.training.threads import use_cores_for_offload
-from bsmeta.training.time_limits import time_limit
+from bsmeta.training.time_limits import limit_time
 
 CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name the missing part
 # MiB of gradients in an all-reduce. 25 is torch's own value (its first bucket has 1 MiB). GPUs get
@@ -90,7 +90,7 @@ def create_accelerator(
     if deepspeed_config is not None:
         use_cores_for_offload(deepspeed_config)
         deepspeed = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
-        with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
+        with limit_time(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
             prepare_cpu_op()
 
     meet_other_machines(config.distributed_timeout_s)
@@ -113,7 +113,7 @@ def _connect_processes(
         TrainingError: If the processes cannot connect to each other.
     """
     try:
-        with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING_ACTIVITY):
+        with limit_time(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING_ACTIVITY):
             return _create_accelerator(config, deepspeed, fsdp)
     except RuntimeError as error:
         fault = find_nccl_fault(error)

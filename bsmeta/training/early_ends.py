@@ -6,17 +6,15 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.core.parsing import parse_json
 from bsmeta.core.rank import read_rank
 from bsmeta.training import checkpoint
 from bsmeta.training.run_folder import list_foreign_files
-from bsmeta.training.run_status import LOCK, STATUS, write_status
+from bsmeta.training.run_status import LOCK, find_status, write_status
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +82,5 @@ def _write_if_unused(out_dir: Path, write: Callable[[], object]) -> None:
 
 def _is_done(out_dir: Path) -> bool:
     """Whether the run in a folder has finished."""
-    try:
-        return bool(parse_json((out_dir / STATUS).read_text())["state"] == "done")
-    except (OSError, ValueError, KeyError, TypeError):  # missing or unreadable
-        return False
+    status = find_status(out_dir) or {}
+    return status.get("state") == "done"

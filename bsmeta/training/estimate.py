@@ -113,8 +113,8 @@ def probe_run(run: CheckedRun, task: Task) -> Probe:
         return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held)
 
 
-def _forecast(run: CheckedRun, task: Task, shape: Shape, device: Device | None) -> Forecast:
-    """Counts what a run of a task needs."""
+def _make_forecast(run: CheckedRun, task: Task, shape: Shape, device: Device | None) -> Forecast:
+    """Counts the memory that a run of a task needs."""
     return Forecast(run, shape, device, saves_frozen=task.base_model(shape.model) is None)
 
 
@@ -132,7 +132,7 @@ def print_memory(run: CheckedRun, task: Task) -> None:
 
     try:
         shape = task.shape()
-        forecast = None if shape is None else _forecast(run, task, shape, find_device(None))
+        forecast = None if shape is None else _make_forecast(run, task, shape, find_device(None))
     except UserError:
         raise
     except Exception as error:  # any error of a model while it is counted
@@ -166,7 +166,7 @@ def estimate_run(run: CheckedRun, task: Task, *, is_main: bool) -> None:
 
     device = find_device(config.estimate_card)
     console = Console(soft_wrap=False, highlight=False)
-    forecast = _forecast(run, task, shape, device) if is_main else None
+    forecast = _make_forecast(run, task, shape, device) if is_main else None
     if forecast is not None:
         forecast.show(console)
         if device is None:  # otherwise its memory is in the lines above

@@ -156,14 +156,8 @@ class Forecast:
         live = self._activations[self.stage]
         larger_shape = replace(self._shape, rows=self._shape.rows + 1)
         larger = self._estimate_with_precision(larger_shape, self._choose_precision(self.stage))
-        plain, recomputing = (
-            Need(
-                self._shape.rows,
-                self.held + live.total(recomputes_layers),
-                per_row=larger.total(recomputes_layers) - live.total(recomputes_layers),
-            )
-            for recomputes_layers in (False, True)
-        )
+        plain = self._compute_need(live, larger, recomputing=False)
+        recomputing = self._compute_need(live, larger, recomputing=True)
         # None: the task does not have it
         recomputes: bool | None = getattr(self._config, "gradient_checkpointing", None)
 
@@ -179,6 +173,19 @@ class Forecast:
             other_engines,
             recomputes=bool(recomputes),
             rows_key=self._config.micro_batch_key,
+        )
+
+    def _compute_need(self, live: Activations, larger: Activations, *, recomputing: bool) -> Need:
+        """Computes the need of this launch from the activations of a micro-batch.
+
+        Args:
+            larger: The activations with one more row.
+        """
+        activation_bytes = live.total(recomputing)
+        return Need(
+            self._shape.rows,
+            self.held + activation_bytes,
+            per_row=larger.total(recomputing) - activation_bytes,
         )
 
     def describe_speed(self) -> list[str]:
@@ -253,6 +260,7 @@ class Forecast:
             console.print(f"  {line}", style="dim")
 
     def _make_memory_table(self) -> Table:
+        """Makes the table of memory, with a row for each engine."""
         precision = self._config.mixed_precision
         title = f"\nMemory of each device ({self._processes}), precision {precision}; * this launch"
         table = Table(
@@ -263,31 +271,37 @@ class Forecast:
             table.add_column(column, justify="right" if column else "left", no_wrap=not column)
 
         names: dict[Stage, str] = {None: "data parallel", "FSDP2": "FSDP2"}
-        for stage, held in self.states.items():
-            cells = [
-                format_size(held.weights),
-                format_size(held.gradients),
-                format_size(held.optimizer),
-            ]
-            live = self._activations.get(stage)
-            if live is None:
-                cells += ["–", f"{format_size(held.total)} + activations", "–"]
-            else:
-                plain = live.total(recomputing=False)
-                recomputed = live.total(recomputing=True)
-                cells += [
-                    format_size(plain),
-                    format_size(held.total + plain),
-                    format_size(held.total + recomputed),
-                ]
-
+        for stage in self.states:
             is_this_launch = stage == self.stage
             mark = "*" if is_this_launch else " "
             name = names.get(stage, f"ZeRO-{stage}")
+            cells = self._format_memory_cells(stage)
             table.add_row(f"{mark} {name}", *cells, style="bold" if is_this_launch else "")
         return table
 
+    def _format_memory_cells(self, stage: Stage) -> list[str]:
+        """Formats the bytes of an engine, in the order of the table's columns."""
+        held = self.states[stage]
+        cells = [
+            format_size(held.weights),
+            format_size(held.gradients),
+            format_size(held.optimizer),
+        ]
+        live = self._activations.get(stage)
+        if live is None:
+            return [*cells, "–", f"{format_size(held.total)} + activations", "–"]
+
+        plain = live.total(recomputing=False)
+        recomputed = live.total(recomputing=True)
+        return [
+            *cells,
+            format_size(plain),
+            format_size(held.total + plain),
+            format_size(held.total + recomputed),
+        ]
+
     def _list_notes(self) -> list[str]:
+        """Lists the formulas, and the memory that is not counted."""
         value_bytes = 2 if self._half else 4
         master_weights = " and, under DeepSpeed, of float32 weights" if self._half else ""
         notes = [
@@ -317,4 +331,5 @@ class Forecast:
         ]
 
     def _name_kernel_device(self) -> str:
+        """Names the device whose kernels decide which tensors a forward pass keeps."""
         return "this device" if self._device is None or self._device.is_here else "CUDA"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bsmeta.core.secrets import declare_secrets, redact
 from bsmeta.training.run_events import METRICS
@@ -71,13 +72,18 @@ def push_model(
     event = {"event": "push", "step": step, "repository": repository, "pushed": not problem}
     if problem:
         event["problem"] = problem
+    _log_event(run_folder, event)
+    return not problem
+
+
+def _log_event(run_folder: Path, event: dict[str, Any]) -> None:
+    """Adds an event to the log of a run that has ended."""
     try:
         log = Log(run_folder / METRICS)
         log.write(event)
         log.close()
     except OSError as error:
         logger.warning("push_to_hub: %s could not be written: %s", METRICS, error)
-    return not problem
 
 
 def _upload_model(

@@ -124,6 +124,7 @@ def find_resume_point(
     check_steps(saved, max_steps)
     if config.export_best:
         check_exports(out_dir, saved.step)
+
     changed = find_changed_settings(saved, config)
     check_optimizer(saved, changed)
     engines = (state["engine"], name_engine(accelerator))

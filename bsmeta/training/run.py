@@ -91,9 +91,9 @@ def run_training(
 
 @contextmanager
 def _close_store(store: RunStore) -> Iterator[None]:
-    """Context that closes the store of a run; an error of the run is more important than its own.
+    """Context that closes the store at the end of a run; after a failure, its error is only logged.
 
-    It has been opened by the leaders of the run folders; on other ranks, closing does nothing.
+    The leaders of the run folders have opened it; on other ranks, closing does nothing.
     """
     try:
         yield
@@ -118,12 +118,7 @@ def _train_and_export(
     """Resumes or begins the run, trains, exports the model, and returns the exit code."""
     processes = Processes.of_group(accelerator.device)
     watchdog.enter("checking which processes share out_dir")
-    if is_in_bucket(config.out_dir):
-        processes = replace(processes, leaders=find_leaders(folder.path, processes))
-        is_resumed = may_resume(config.resume_from_checkpoint_dir, folder.path)
-        folder.join(processes, resume=processes.broadcast(is_resumed))
-    else:
-        check_is_shared(folder.path, processes)
+    processes = _join_run_folder(config, folder, processes)
 
     watchdog.enter("looking for a checkpoint to resume from")
     if config.resume_from_checkpoint_dir == "latest":
@@ -142,7 +137,7 @@ def _train_and_export(
             folder.rebuild_with_logs(processes)
             trainer.saver.export(folder.path / "model")
         environment_log.last_step = trainer.progress.step
-    if processes.leaders:  # before rank 0 releases the prefix
+    if processes.leaders:  # before rank 0 releases its claim of the bucket
         processes.on_leaders(folder.store.publish_files)
 
     code = 0 if is_done else EXIT_PREEMPTED
@@ -151,6 +146,27 @@ def _train_and_export(
             print(f"to continue: {describe_resuming_command(sys.argv, processes.size)}")
         folder.write_status("done" if is_done else "preempted", trainer.progress.step, code)
     return code
+
+
+def _join_run_folder(config: RunConfig, folder: RunFolder, processes: Processes) -> Processes:
+    """Determines which ranks share the run folder, and opens the folders of the other ranks.
+
+    All ranks call it. Only a run in a bucket may have several folders.
+
+    Returns:
+        The processes, with the leaders of their run folders.
+
+    Raises:
+        ConfigurationError: If a folder cannot be used, or has to be shared and is not.
+    """
+    if not is_in_bucket(config.out_dir):
+        check_is_shared(folder.path, processes)
+        return processes
+
+    processes = replace(processes, leaders=find_leaders(folder.path, processes))
+    is_resumed = may_resume(config.resume_from_checkpoint_dir, folder.path)
+    folder.join(processes, resume=processes.broadcast(is_resumed))
+    return processes
 
 
 class _EnvironmentLog:
@@ -226,7 +242,7 @@ def _record_early_end(out_dir: Path, watchdog: Watchdog, name: str) -> int:
     The signal may mean that another rank has failed: when a rank is killed, by the kernel for lack
     of memory or by a user, the launcher ends the others with the same signal as a preemption.
     """
-    failure = watchdog.read_failure_of_another()
+    failure = watchdog.wait_until_all_leave()
     if watchdog.run_folder is None:  # the folder is not locked, and may be another run's
         if failure is None:
             record_stopped_start(out_dir, name)

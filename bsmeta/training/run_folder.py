@@ -1,7 +1,4 @@
-"""The folder of one run: its lock, its configuration, its status, and its logs across resumes.
-
-If the folder is deleted during the run, it is rebuilt.
-"""
+"""The folder of one run: locked while the run exists, and rebuilt if it is deleted meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ from bsmeta.training.shared_folder import TOKEN
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
     from bsmeta.training.processes import Processes
-
 
 MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
 _OWNER = ".owner"  # names the process that holds the lock
@@ -96,7 +92,7 @@ class RunFolder:
             self._mark_as_held()
 
     def join(self, processes: Processes, *, resume: bool) -> None:
-        """Opens the folders of ranks that do not share that of rank 0. All ranks call it.
+        """Opens the folders of ranks that do not share rank 0's. All ranks call it.
 
         Raises:
             ConfigurationError: If such a folder cannot be used; see `open`.
@@ -182,17 +178,19 @@ class RunFolder:
         self.rebuild_if_deleted()
         self.store.delete_later(step)
         checkpoint.set_aside_newer(self.path, step)
+        self._cut_logs(step)
 
-        # The run repeats the later steps, so their lines in the logs are dropped.
+        write_text(self.path / CONFIG_FILE, format_yaml(config))
+        self.remember_file(CONFIG_FILE)
+        self.store.begin()
+
+    def _cut_logs(self, step: int) -> None:
+        """Drops the lines of all steps after `step`, which the run repeats."""
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
             if file.exists():
                 lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
                 lines_until_step = [line for line in lines if _is_up_to_step(line, step)]
                 write_text(file, "".join(line + "\n" for line in lines_until_step))
-
-        write_text(self.path / CONFIG_FILE, format_yaml(config))
-        self.remember_file(CONFIG_FILE)
-        self.store.begin()
 
     def open_log(self, name: str) -> Log:
         """Opens a log of this process, which is restored if the folder is deleted."""
@@ -255,12 +253,7 @@ class RunFolder:
             except OSError:
                 return
             if other_owner is not None:
-                raise TrainingError(
-                    f"out_dir: {self.path} is also used by the run of {other_owner}, which the "
-                    "lock did not keep out: its file system has no locks between machines. Nothing "
-                    "more was written. Give each run an out_dir of its own; what both have logged "
-                    "is mixed since the later one began"
-                )
+                raise self._make_shared_error(other_owner)
 
             try:
                 if is_lock_gone:
@@ -351,6 +344,15 @@ class RunFolder:
         write_text(self.path / _OWNER, self._owner)
         self._owner_identity = _identify_file(self.path / _OWNER)
         self._remembered_texts[_OWNER] = self._owner
+
+    def _make_shared_error(self, other_owner: str) -> TrainingError:
+        """Makes the error for a folder that another run has opened despite the lock."""
+        return TrainingError(
+            f"out_dir: {self.path} is also used by the run of {other_owner}, which the lock did "
+            "not keep out: its file system has no locks between machines. Nothing more was "
+            "written. Give each run an out_dir of its own; what both have logged is mixed since "
+            "the later one began"
+        )
 
     def _make_replaced_error(self) -> TrainingError:
         """Makes the error for a folder that now belongs to another run."""

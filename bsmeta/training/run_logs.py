@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bsmeta.core.files import replace_atomically
 from bsmeta.core.printable import make_printable
@@ -73,6 +73,7 @@ class Log:
             return True
 
     def close(self) -> None:
+        """Closes the file, after its folder is rebuilt if it was deleted."""
         try:
             self._rebuild_folder()
         finally:

@@ -1,6 +1,7 @@
-"""The status of a run, which `status.json` keeps for launch scripts and other readers.
+"""The status of a run: `status.json`, for launch scripts and other readers.
 
-A run holds the lock of its folder as long as it exists, so readers can tell if it was killed.
+A killed process leaves `running` in the file. A run holds the lock of its folder as long as it
+exists, so a reader notices the kill.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bsmeta.core.files import is_full_disk_error, write_text
 from bsmeta.core.parsing import parse_json
@@ -16,6 +17,7 @@ from bsmeta.core.secrets import redact
 
 STATUS = "status.json"
 LOCK = ".lock"
+"""File in the run folder that the process of rank 0 locks."""
 
 
 def write_status(
@@ -67,7 +69,7 @@ def _overwrite_status(file: Path, text: str) -> bool:
 def read_status(out_dir: Path, is_held: bool | None = None) -> dict[str, Any]:
     """Reads `status.json`; the state is `running` only while a process holds the folder's lock.
 
-    A killed process leaves `running` in the file: its state is `failed`, without an exit code.
+    The state of a killed process is `failed`, without an exit code.
 
     Args:
         is_held: Whether a process holds the run, if the folder is a copy of it.

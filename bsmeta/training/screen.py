@@ -46,7 +46,7 @@ class Screen:
             self._bar.start()
 
     def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Shows an event of the kinds that fit on a line; metrics.jsonl has them all."""
+        """Shows an event, unless its values do not fit on a line; `metrics.jsonl` has them all."""
         if kind == "step":
             self._show_step(step, values)
         elif kind not in ("exposure", "totals"):
@@ -86,6 +86,7 @@ class Screen:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        """Stops the bar, if there is one."""
         if self._bar is not None:
             self._bar.stop()
 

@@ -106,7 +106,7 @@ def _check_opcodes(content: bytes) -> None:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Refuses every class and function that is not part of a description of tensors."""
+    """Unpickler that refuses every class and function except those that describe tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" in NAMES_OF_GETATTR:
@@ -142,7 +142,7 @@ def _check_tensors(entries: Any) -> None:
 
 
 def _check_storage(storage: Any) -> None:
-    """Refuses shards that are not in files of the folder."""
+    """Refuses parts that are not plain ranges of bytes in files of the folder."""
     if type(storage) is not dict:
         raise ValueError("found no parts of tensors")
     for shard in storage.values():
@@ -175,12 +175,12 @@ def _check_parts(metadata: Metadata) -> None:
         part_numel = sum(math.prod(part.sizes) for part in entry.chunks)
         if part_numel != numel:
             raise ValueError(f"{name}: its parts have {part_numel:,} elements, expected {numel:,}")
-        if _have_overlap(entry.chunks):
+        if _has_overlaps(entry.chunks):
             raise ValueError(f"{name}: found parts that overlap")
 
 
-def _have_overlap(parts: list[ChunkStorageMetadata]) -> bool:
-    """Whether two parts of a tensor share an element.
+def _has_overlaps(parts: list[ChunkStorageMetadata]) -> bool:
+    """Whether any two parts of a tensor share an element.
 
     The parts are visited in the order of their beginnings in one dimension, and compared with the
     earlier ones that have not ended there.
@@ -197,14 +197,14 @@ def _have_overlap(parts: list[ChunkStorageMetadata]) -> bool:
         open_parts = [
             other for other in open_parts if other.offsets[sweep] + other.sizes[sweep] > start
         ]
-        if any(_overlap(part, other) for other in open_parts):
+        if any(_do_overlap(part, other) for other in open_parts):
             return True
         open_parts.append(part)
     return False
 
 
-def _overlap(first: ChunkStorageMetadata, second: ChunkStorageMetadata) -> bool:
-    """Whether two parts of a tensor share an element."""
+def _do_overlap(first: ChunkStorageMetadata, second: ChunkStorageMetadata) -> bool:
+    """Whether these two parts of a tensor share an element."""
     return all(
         first.offsets[dim] < second.offsets[dim] + second.sizes[dim]
         and second.offsets[dim] < first.offsets[dim] + first.sizes[dim]

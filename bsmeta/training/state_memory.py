@@ -81,12 +81,12 @@ def count_optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
 
 
 def count_state(
-    counts: ParameterCounts, optimizer: int, stage: Stage, processes: int, half: bool
+    counts: ParameterCounts, optimizer_bytes: int, stage: Stage, processes: int, half: bool
 ) -> State:
     """Computes the bytes of weights, gradients and optimizer states on one device.
 
     Args:
-        optimizer: Bytes of the optimizer's state (`count_optimizer_bytes`).
+        optimizer_bytes: Size of the optimizer's state (`count_optimizer_bytes`).
         stage: The ZeRO stage, `FSDP2`, or None (plain data parallel). None and FSDP2 keep weights
             in float32.
         processes: Number of processes that share one copy of the state. ZeRO-1 divides the
@@ -108,7 +108,7 @@ def count_state(
         # ZeRO always keeps its partition in float32
         master_bytes = MASTER_WEIGHT_BYTES if half or stage > 0 else 0
 
-    optimizer_total = optimizer + master_bytes * counts.trainable
+    optimizer_total = optimizer_bytes + master_bytes * counts.trainable
     return State(
         weights=value_bytes * counts.total / (processes if zero_stage >= 3 else 1),
         gradients=value_bytes * counts.trainable / (processes if zero_stage >= 2 else 1),
@@ -152,4 +152,5 @@ def _count_bytes(values: Iterable[Any]) -> float:
 
 
 def _make_local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's shard of a DTensor, or another tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

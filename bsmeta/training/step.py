@@ -73,8 +73,8 @@ class StepRunner:
         rates: The learning rate of each step; no data is fetched after the last one.
         stop: Records whether this rank was asked to stop; also ends the wait for data.
         saver: Reports whether a checkpoint of this rank could not be written.
-        max_norm: Norm to which gradients are clipped; infinity: they are not.
-        lag: How many further steps may start before the statistics of a step are read.
+        max_norm: Norm to which gradients are clipped; infinity: no clipping.
+        lag: Number of further steps that may start before the statistics of a step are read.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 
-def time_limit(seconds: float, activity: str) -> AbstractContextManager[None]:
+def limit_time(seconds: float, activity: str) -> AbstractContextManager[None]:
     """Context that ends the process, with all stacks, if the block takes longer than `seconds`.
 
     It covers the start, before there is a `Watchdog`: Gloo may wait forever while two processes

@@ -91,7 +91,7 @@ def make_tracker_arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]
         "wandb": {"id": name, "name": name, "resume": "allow", "dir": str(folder)},
         "trackio": {"name": name, "resume": "allow"},
         "aim": {"experiment": name},
-        # Without copies of what the run writes itself: arguments and models.
+        # The run itself records its arguments and models.
         "clearml": {
             "task_name": name,
             "continue_last_task": is_resumed,

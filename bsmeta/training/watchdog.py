@@ -50,7 +50,7 @@ _SILENT_INTERVALS = 4
 _STOPPING_TIMEOUT_S = 20.0
 # Between two looks for the report of another rank.
 _REPORT_POLL_S = 0.25
-# How long a rank that is asked to leave waits until the others report that they leave, too.
+# A rank that is asked to leave waits at most this long for the others to report the same.
 _LEAVING_TIMEOUT_S = 10.0
 _HOST = socket.gethostname()
 
@@ -144,7 +144,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         """Main loop of the thread."""
-        progress_of_others = float("-inf")  # latest time that is known
+        progress_of_others = float("-inf")  # the latest known time of it
         while not self._stopped.wait(_INTERVAL_S):
             self._send_beat()
             patience = min(self._timeout, _STOPPING_TIMEOUT_S) if self._stop.name else self._timeout
@@ -338,12 +338,14 @@ class Watchdog:
         lowest = min(reports)
         return rebuild_error(lowest, reports[lowest])
 
-    def read_failure_of_another(self) -> Exception | None:
-        """Waits until all ranks leave; returns an error if another rank has failed or is dead.
+    def wait_until_all_leave(self) -> Exception | None:
+        """Reports that this rank leaves, and waits a few seconds until all others do.
 
-        A rank that is asked to leave calls this before it ends, and thereby reports that it leaves,
-        so that the others do not take it for dead. Ranks whose watchdog has not started yet are not
-        waited for.
+        A rank that is asked to leave calls it before it ends, so that the others do not take it for
+        dead. Ranks whose watchdog has not started yet are not waited for.
+
+        Returns:
+            An error if another rank has failed or is dead; None if all leave.
         """
         self._publish("leaving", {})
 

@@ -9,10 +9,10 @@ from tests.waiting import STUCK_S
 
 STUCK = """
 import time
-from bsmeta.training.time_limits import time_limit
-with time_limit(1800, "what is quick"):
+from bsmeta.training.time_limits import limit_time
+with limit_time(1800, "what is quick"):
     pass
-with time_limit(0.1, "connecting the processes"):
+with limit_time(0.1, "connecting the processes"):
     time.sleep(100)
 """
 
