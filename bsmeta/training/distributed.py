@@ -13,7 +13,6 @@ import warnings
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator, PartialState
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import (
@@ -34,9 +33,9 @@ from bsmeta.core.errors import ConfigurationError, TrainingError, raise_problems
 from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.core.rendezvous import meet_other_machines
+from bsmeta.training.communication_errors import find_nccl_fault, is_connection_error
 from bsmeta.training.determinism import use_deterministic_kernels
 from bsmeta.training.distributed_op import prepare_cpu_op
-from bsmeta.training.nccl_errors import NcclError, find_nccl_fault
 from bsmeta.training.threads import use_cores_for_offload
 from bsmeta.training.time_limits import limit_time
 
@@ -44,14 +43,6 @@ CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name the missin
 # MiB of gradients in an all-reduce. 25 is torch's own value (its first bucket has 1 MiB). GPUs get
 # fewer and larger ones, because each has a fixed cost (chosen by arithmetic, not measured yet).
 _BUCKET_MB = {"cuda": 100, "cpu": 25}
-_CONNECTION_ERROR_MARKS = (
-    "gloo",
-    "NCCL",
-    "Connection closed",
-    "Connection reset",
-    "Broken pipe",
-    "TCPStore",
-)
 _CONNECTING_ACTIVITY = (
     "connecting the processes (on ports that the system chooses, through the network interfaces "
     "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)"
@@ -233,15 +224,4 @@ def _make_fsdp_plugin(mixed_precision: str, reshards: bool) -> FullyShardedDataP
         activation_checkpointing=False,
         activation_checkpointing_offload=False,
         state_dict_type="SHARDED_STATE_DICT",
-    )
-
-
-def is_connection_error(error: Exception) -> bool:
-    """Whether the error means that another rank could not be reached, not that this one failed."""
-    if isinstance(error, NcclError) or find_nccl_fault(error) is not None:
-        return False
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        mark in str(error) for mark in _CONNECTION_ERROR_MARKS
     )

@@ -32,7 +32,7 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress, watch_progress
 from bsmeta.core.secrets import redact
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.distributed import is_connection_error
+from bsmeta.training.communication_errors import is_connection_error
 from bsmeta.training.error_reports import rebuild_error, serialize_error
 from bsmeta.training.processes import Processes
 from bsmeta.training.run_folder import RunFolder
