@@ -22,6 +22,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.core.signals import StopRequest
+from bsmeta.data.batch import Stream
 from bsmeta.training.checkpoint import (
     DATA_STATE_FILE,
     TRAINER_STATE_FILE,
@@ -99,6 +100,11 @@ class Trainer:
         self._stopping = False
         self._out_of_data = False
         self._unread: deque[StepResult] = deque()  # steps whose statistics have not been read
+
+        # Opened by `train`, the stream also by `probe`.
+        self.stream: Stream
+        self.tracker: Tracker
+        self.step_log: StepLog
 
         # A GPU works on the next step while the metrics of this one are read. To be able to roll
         # back, a run must know the loss of a step at once.
