@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import socket
 import threading
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.saved_runs import format_yaml
-from bsmeta.core.errors import ConfigurationError, TrainingError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import write_text
 from bsmeta.core.parsing import parse_json
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG_FILE
+from bsmeta.training.folder_lock import OWNER, FolderLock, make_replaced_error
 from bsmeta.training.run_events import METRICS
 from bsmeta.training.run_logs import Log, ProcessLog
 from bsmeta.training.run_status import LOCK, STATUS, write_status
@@ -31,10 +27,8 @@ if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should 
     from bsmeta.training.processes import Processes
 
 MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
-_OWNER = ".owner"  # names the process that holds the lock
-_LOCK_TIMEOUT_S = 0.5  # a reader of the status holds the lock for a moment
 _MARK_TEXT = "A run of bsmeta made this folder: overwrite_out_dir=true deletes its content.\n"
-_FILES_OF_REFUSED_STARTS = {LOCK, _OWNER, STATUS}
+_FILES_OF_REFUSED_STARTS = {LOCK, OWNER, STATUS}
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +55,8 @@ class RunFolder:
         self.leaders: tuple[int, ...] = ()
         self.process_log: ProcessLog | None = None
 
-        self._lock = FileLock(path / LOCK)
-        self._lock_identity: _FileIdentity | None = None  # only in the process that holds the lock
-        self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}\n"
-        self._owner_identity: _FileIdentity | None = None
-        self._directory = -1  # kept open, so that no other folder gets its inode
-
-        self._remembered_texts: dict[str, str] = {}  # the small files, by name
+        self._lock = FolderLock(path)
+        self._remembered_texts = {OWNER: self._lock.owner}  # the small files, by name
         self._logs: list[Log] = []
         self._was_rebuilt = False  # since the last call of `rebuild_with_logs`
         self._access = threading.RLock()  # the thread of an asynchronous save writes, too
@@ -89,7 +78,7 @@ class RunFolder:
             self.store.open(resume=resume, overwrite=overwrite)
             if not (self.path / CONFIG_FILE).exists():
                 write_text(self.path / CONFIG_FILE, format_yaml(config))
-            self._mark_as_held()
+            self._lock.record_owner()
 
     def join(self, processes: Processes, *, resume: bool) -> None:
         """Opens the folders of ranks that do not share rank 0's. All ranks call it.
@@ -105,7 +94,7 @@ class RunFolder:
                 self._claim(resume=True, overwrite=False)
                 checkpoint.remove_leftovers(self.path)
                 self.store.stage(resume=resume)
-                self._mark_as_held()
+                self._lock.record_owner()
 
         self.leaders = processes.leaders
         processes.run_on_all(open_copy)
@@ -134,7 +123,7 @@ class RunFolder:
                 "files"
             )
 
-        self._acquire_lock()
+        self._lock.acquire()
         if not foreign_files and not (self.path / MARK).exists():
             (self.path / MARK).write_text(_MARK_TEXT)
         self.remember_file(MARK)
@@ -144,21 +133,6 @@ class RunFolder:
             if not overwrite:
                 raise self._make_earlier_run_error(can_resume=has_checkpoints)
             self._delete_content()
-
-    def _acquire_lock(self) -> None:
-        """Creates the folder if necessary, and locks it.
-
-        Raises:
-            ConfigurationError: If another run holds the lock.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.05)
-        except Timeout:
-            raise ConfigurationError(
-                f"out_dir: {self.path} is held by another run that is in progress; choose another "
-                "folder for this one"
-            ) from None
 
     def _make_earlier_run_error(self, *, can_resume: bool) -> ConfigurationError:
         """Makes the error for a folder that holds an earlier run."""
@@ -244,16 +218,15 @@ class RunFolder:
             TrainingError: If the folder now belongs to another run.
         """
         with self._access:
-            if self._lock_identity is None:
+            if not self._lock.is_held:
                 return
 
             try:
-                is_lock_gone = _identify_file(self.path / LOCK) != self._lock_identity
-                other_owner = None if is_lock_gone else self._describe_other_owner()
+                is_lock_gone = self._lock.is_gone()
+                if not is_lock_gone:
+                    self._lock.check_owner()
             except OSError:
                 return
-            if other_owner is not None:
-                raise self._make_shared_error(other_owner)
 
             try:
                 if is_lock_gone:
@@ -273,29 +246,21 @@ class RunFolder:
 
     def is_replaced(self) -> bool:
         """Whether the folder belongs to another run now."""
-        if self._lock_identity is None:
-            return False
-        with suppress(OSError):
-            current_identity = _identify_file(self.path / LOCK)
-            if current_identity == self._lock_identity:
-                return self._describe_other_owner() is not None
-            return current_identity is not None
-        return False
+        return self._lock.is_replaced()
 
-    def _describe_other_owner(self) -> str | None:
-        """Describes the process that has opened the folder after this one; None if there is none.
+    def _lock_again(self) -> None:
+        """Locks the folder after its lock was deleted, alone or with the folder.
 
-        It may run on another machine: some network file systems have locks within a machine only.
+        Raises:
+            TrainingError: If the folder now belongs to another run.
         """
-        owner_identity = _identify_file(self.path / _OWNER)
-        if owner_identity in (None, self._owner_identity):
-            return None
-
-        owner = (self.path / _OWNER).read_text(encoding="utf-8", errors="replace")
-        if owner == self._owner:
-            self._owner_identity = owner_identity  # written again with the folder
-            return None
-        return owner.partition(",")[0]
+        if self._lock.is_in_other_folder():
+            if (self.path / MARK).exists():
+                raise make_replaced_error(self.path)
+            # Without its mark, files of the user in the new folder are never deleted.
+            if list_foreign_files(self.path):
+                self._remembered_texts.pop(MARK, None)
+        self._lock.acquire_again()
 
     def _restore_small_files(self) -> None:
         """Writes the remembered files that do not exist."""
@@ -310,57 +275,6 @@ class RunFolder:
             logs.append(self.process_log.file)
         were_restored = [log.restore() for log in logs]
         return any(were_restored)
-
-    def _lock_again(self) -> None:
-        """Locks the folder after its lock was deleted, alone or with the folder.
-
-        Raises:
-            TrainingError: If the folder now belongs to another run.
-        """
-        status = os.fstat(self._directory)
-        is_new = _identify_file(self.path) != _FileIdentity(status.st_dev, status.st_ino)
-        if is_new and (self.path / MARK).exists():
-            raise self._make_replaced_error()
-        # Without its mark, files of the user in the new folder are never deleted.
-        if is_new and list_foreign_files(self.path):
-            self._remembered_texts.pop(MARK, None)
-
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / LOCK, thread_local=False)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise self._make_replaced_error() from None
-        self._lock = lock
-        self._mark_as_held()
-
-    def _mark_as_held(self) -> None:
-        """Records that this process holds the folder, here and in the folder."""
-        if self._directory >= 0:
-            os.close(self._directory)
-        self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        self._lock_identity = _identify_file(self.path / LOCK)
-
-        write_text(self.path / _OWNER, self._owner)
-        self._owner_identity = _identify_file(self.path / _OWNER)
-        self._remembered_texts[_OWNER] = self._owner
-
-    def _make_shared_error(self, other_owner: str) -> TrainingError:
-        """Makes the error for a folder that another run has opened despite the lock."""
-        return TrainingError(
-            f"out_dir: {self.path} is also used by the run of {other_owner}, which the lock did "
-            "not keep out: its file system has no locks between machines. Nothing more was "
-            "written. Give each run an out_dir of its own; what both have logged is mixed since "
-            "the later one began"
-        )
-
-    def _make_replaced_error(self) -> TrainingError:
-        """Makes the error for a folder that now belongs to another run."""
-        return TrainingError(
-            f"out_dir: {self.path} was replaced during the run: the folder there is now that of "
-            "another run, or a copy of this one, and nothing was written to it. Start this run "
-            "again in another out_dir"
-        )
 
     def _delete_content(self) -> None:
         """Deletes the content of the folder, except its lock and its mark.
@@ -403,26 +317,6 @@ def _list_first_names(names: list[str], limit: int = 3) -> str:
     num_others = len(names) - limit
     others = f" and {num_others} more" if num_others > 0 else ""
     return ", ".join(names[:limit]) + others
-
-
-class _FileIdentity(NamedTuple):
-    """Identifies a file or folder even if another one takes its name."""
-
-    device: int
-    inode: int
-
-
-def _identify_file(path: Path) -> _FileIdentity | None:
-    """Returns the identity of a file; None if it does not exist.
-
-    Raises:
-        OSError: For example, if a network file system does not respond.
-    """
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return _FileIdentity(status.st_dev, status.st_ino)
 
 
 def _is_up_to_step(line: str, step: int) -> bool:

@@ -27,7 +27,7 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
 def test_an_earlier_run_is_only_replaced_when_asked(tmp_path: Path) -> None:
     earlier = RunFolder(tmp_path)
     earlier.open(CausalLMConfig(), resume=False, overwrite=False)
-    earlier._lock.release()
+    earlier._lock.file_lock.release()
     (tmp_path / METRICS).write_text("{}\n")
     with pytest.raises(ConfigurationError, match="an empty folder. Replace it"):
         RunFolder(tmp_path).open(CausalLMConfig(), resume=False, overwrite=False)
@@ -62,7 +62,7 @@ def test_copied_checkpoints_may_be_resumed_but_their_folder_is_never_emptied(
     (tmp_path / "thesis.tex").write_text("mine")
     run = RunFolder(tmp_path)
     run.open(CausalLMConfig(), resume=True, overwrite=True)
-    run._lock.release()
+    run._lock.file_lock.release()
     assert not (tmp_path / MARK).exists()
     with pytest.raises(ConfigurationError, match="thesis.tex"):
         RunFolder(tmp_path).open(CausalLMConfig(), resume=False, overwrite=True)
@@ -73,7 +73,7 @@ def test_a_folder_that_also_holds_other_runs_is_not_emptied(tmp_path: Path) -> N
     for path in (tmp_path, tmp_path / "first"):
         run = RunFolder(path)
         run.open(CausalLMConfig(), resume=False, overwrite=False)
-        run._lock.release()
+        run._lock.file_lock.release()
         (path / METRICS).write_text("{}\n")
     with pytest.raises(ConfigurationError, match="first, which belong to other runs"):
         RunFolder(tmp_path).open(CausalLMConfig(), resume=False, overwrite=True)
@@ -157,7 +157,7 @@ def test_a_run_in_place_of_a_deleted_folder_is_not_changed(
     shutil.rmtree(run.path)
     other = begin_run(tmp_path / "run")
     if is_finished:
-        other._lock.release()
+        other._lock.file_lock.release()
     before = read_files(run.path)
     for write in (
         lambda: metrics.write({"step": 2}),
