@@ -8,6 +8,7 @@ from typing import Any
 from bsmeta.core.parsing import parse_json
 
 METRICS = "metrics.jsonl"
+"""A line for each event of the run: steps, evaluations, saves, …"""
 ENVIRONMENT = "environment.jsonl"
 """A line for each start of the run, with its machine and versions, and one for each end."""
 
