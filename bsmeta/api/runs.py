@@ -16,7 +16,8 @@ from bsmeta.core.errors import DataError
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import CONFIG_FILE, Checkpoint, list_checkpoints
 from bsmeta.training.run_copy import RunCopy
-from bsmeta.training.run_folder import METRICS, STATUS, read_events, read_status
+from bsmeta.training.run_events import METRICS, read_events
+from bsmeta.training.run_status import STATUS, read_status
 
 if TYPE_CHECKING:
     from bsmeta.api.models import Model

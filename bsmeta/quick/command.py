@@ -37,7 +37,7 @@ from bsmeta.report.page import (
     write_report,
 )
 from bsmeta.report.page import Page as ReportPage
-from bsmeta.training.run_folder import METRICS
+from bsmeta.training.run_events import METRICS
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: pages are refused before that
     from bsmeta.quick.comparison import Result

@@ -55,7 +55,7 @@ from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts
 from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
 from bsmeta.tasks.checkpoints import Location, locate_model
 from bsmeta.training.checkpoint import list_checkpoints
-from bsmeta.training.run_folder import read_environments
+from bsmeta.training.run_events import read_environments
 from bsmeta.training.task import compute_flops_per_token
 
 ALL = "all"

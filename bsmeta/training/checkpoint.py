@@ -43,6 +43,7 @@ from bsmeta.models.manifest import (
     read_manifest,
     write_manifest,
 )
+from bsmeta.training.file_shares import divide_files, select_unique_files
 from bsmeta.training.guards import GuardsState
 from bsmeta.training.shared_folder import TOKEN
 
@@ -280,7 +281,9 @@ def list_faults(checkpoint: Checkpoint, processes: Processes) -> list[str]:
     faults_by_rank = processes.run_on_all(
         lambda: [find_fault(checkpoint.folder / file, expected[file]) for file in share]
     )
-    return sorted(fault for faults in faults_by_rank for fault in faults if fault is not None)
+    return sorted(
+        fault for faults_of_rank in faults_by_rank for fault in faults_of_rank if fault is not None
+    )
 
 
 class _Inspection(NamedTuple):
@@ -318,7 +321,7 @@ def find_newest_intact(
     processes: Processes,
     is_candidate: Callable[[Checkpoint], bool] = lambda _: True,
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest intact checkpoint of a run, among those that rank 0 has.
+    """Finds the newest intact checkpoint of a run, among those in the folder of rank 0.
 
     Every rank gets the same step and its own path.
 
@@ -436,37 +439,3 @@ def _find_unused_path(path: Path) -> Path:
             break
         candidate = path.with_name(f"{path.name}.{number}")
     return candidate
-
-
-def select_unique_files(
-    measure_files: Callable[[], dict[str, int]], processes: Processes
-) -> dict[str, int]:
-    """Selects the files of this rank's folder that the folder of no lower rank has.
-
-    All ranks call it, and get the same result if they share a folder.
-
-    Args:
-        measure_files: Returns the bytes of each file in the folder; the leaders call it.
-    """
-    sizes_by_rank = processes.run_on_all(lambda: measure_files() if processes.is_leader else {})
-    earlier_files: set[str] = set()
-    for sizes_of_rank in sizes_by_rank[: processes.leader]:
-        earlier_files.update(sizes_of_rank)
-    sizes_of_folder = sizes_by_rank[processes.leader]
-    return {file: size for file, size in sizes_of_folder.items() if file not in earlier_files}
-
-
-def divide_files(sizes: dict[str, int], processes: Processes) -> list[str]:
-    """Returns this rank's share of the files in a folder, which its ranks divide by their sizes.
-
-    Args:
-        sizes: Bytes of each file, the same on all ranks that share the folder.
-    """
-    num_bytes = dict.fromkeys(processes.list_peers(), 0)
-    share = []
-    for file in sorted(sizes, key=lambda file: (-sizes[file], file)):
-        rank = min(num_bytes, key=lambda rank: num_bytes[rank])
-        num_bytes[rank] += sizes[file] + 1  # empty files are divided, too
-        if rank == processes.rank:
-            share.append(file)
-    return share

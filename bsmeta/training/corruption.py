@@ -80,7 +80,7 @@ class CorruptionCheck:
         The step itself comes later: its gradients and its random numbers do not change.
 
         Raises:
-            TrainingError: On every rank, if a rank has computed or stored something else.
+            TrainingError: On every rank, if the results or the weights differ on any rank.
         """
         compute = self._compute_gradients
         if not self._engine.holds_all_weights:
@@ -177,7 +177,7 @@ def _describe_computations(reports: Sequence[_Report]) -> list[str]:
 
 
 def _describe_weights(reports: Sequence[_Report], names: Sequence[str]) -> list[str]:
-    """Describes the ranks whose weights are not those of most ranks.
+    """Describes the ranks whose weights differ from the majority's.
 
     Without a majority, as with two ranks, the ranks that differ from rank 0 are described.
     """
@@ -200,7 +200,7 @@ def _describe_weights(reports: Sequence[_Report], names: Sequence[str]) -> list[
 
 
 def _format_names(names: Sequence[str], total: int) -> str:
-    """Formats names of parameters, of which only the first are listed."""
-    listed = ", ".join(names[:_MAX_NAMES])
-    more = ", …" if len(names) > _MAX_NAMES else ""
-    return f"{len(names)} of {total} parameters ({listed}{more})"
+    """Formats the number of parameters and the first of their names."""
+    first_names = ", ".join(names[:_MAX_NAMES])
+    ellipsis = ", …" if len(names) > _MAX_NAMES else ""
+    return f"{len(names)} of {total} parameters ({first_names}{ellipsis})"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from bsmeta.config.cards import CARDS, GIB, find_card
-from bsmeta.training.metrics import find_peak_flops
+from bsmeta.training.throughput import find_peak_flops
 
 RESERVED_BYTES = 2.0 * GIB
 """Bytes that a run cannot use for tensors: the CUDA context, the workspaces of cuBLAS and NCCL, and

@@ -40,7 +40,7 @@ class DeviceMemory:
 
 
 class MemoryNeed(Protocol):
-    """Bytes that a run will need on each device (`estimate.Forecast`).
+    """Bytes that a run will need on each device (`forecast.Forecast`).
 
     Attributes:
         held: Bytes of weights, gradients and optimizer.

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from bsmeta.config.launch import Launch
 from bsmeta.core.errors import TrainingError
-from bsmeta.training.run_folder import find_status, read_environments
+from bsmeta.training.run_events import read_environments
+from bsmeta.training.run_status import find_status
 
 
 def check_failed_starts(out_dir: Path, launch: Launch, limit: int) -> None:

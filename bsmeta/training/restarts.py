@@ -8,7 +8,8 @@ from typing import Any
 
 from bsmeta.core.environment import hash_machine_name
 from bsmeta.training.processes import Processes
-from bsmeta.training.run_folder import find_status, read_environments
+from bsmeta.training.run_events import read_environments
+from bsmeta.training.run_status import find_status
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,29 @@
 """Resuming: chooses the checkpoint, and checks that this launch can continue its run.
 
 Any engine, with any number of processes, reads any checkpoint (`engine_state`).
-
-A branched decay continues a run that trained at a constant rate, and only decays (`decay_from`). So
-one run at a constant rate, with kept checkpoints, yields finished models of several lengths. A
-branch equals an uninterrupted run of warm-up, stable rate and decay: the same steps on the same
-data. Hägele et al. 2024 (arXiv 2405.18392) compare such branches with whole runs.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from torch import nn
 
-from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.saved import parse_saved, read_saved
 from bsmeta.config.saved_runs import format_yaml, load_resolved
-from bsmeta.config.schema import OPTIMIZERS, WSD, RunConfig
-from bsmeta.config.steps import BatchPlan, lacks_model, read_branch_step
+from bsmeta.config.schema import OPTIMIZERS, RunConfig
+from bsmeta.config.steps import BatchPlan, lacks_model
 from bsmeta.core.errors import (
     ConfigurationError,
-    Problem,
     describe_differences,
     find_differences,
-    format_value,
     raise_problems,
 )
+from bsmeta.training.branching import check_same_branch, find_branch_problems
 from bsmeta.training.checkpoint import (
     CONFIG_FILE,
     TRAINER_STATE_FILE,
@@ -52,7 +41,6 @@ from bsmeta.training.restarts import Restart
 
 logger = logging.getLogger(__name__)
 
-_MAX_DIFFERENCES_SHOWN = 20  # in a message
 # Keys that affect how a process starts, not how the run trains.
 _UNCOMPARED_KEYS = {
     "resume_from_checkpoint_dir",
@@ -136,6 +124,7 @@ def find_resume_point(
     check_steps(saved, max_steps)
     if config.export_best:
         check_exports(out_dir, saved.step)
+
     changed = find_changed_settings(saved, config)
     check_optimizer(saved, changed)
     engines = (state["engine"], name_engine(accelerator))
@@ -152,7 +141,7 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
 
     if saved is not None:  # the branch has saved already
         saved_config = load_resolved(saved.folder / CONFIG_FILE, type(config))
-        _check_same_branch(saved, saved_config.decay_from, config.decay_from)
+        check_same_branch(saved, saved_config.decay_from, config.decay_from)
         return saved
 
     branch_point = open_named_checkpoint(Path(config.decay_from), processes, "decay_from")
@@ -261,80 +250,4 @@ def check_same_model(
             f"{len(shapes | saved_shapes)} parameters differ):\n{first_lines}\nExpected the "
             f"model_name, model_config_file and tokenizer_name of {saved.folder / 'config.yaml'}; "
             "pass these, or start a new run in another out_dir"
-        )
-
-
-def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
-    """Refuses to train if the ranks have read different data; each rank passes its fingerprint.
-
-    A file, or a branch on the Hub, may change between the reads of two ranks. Ranks first exchange
-    hashes, because a fingerprint may have megabytes.
-    """
-    text = json.dumps(fingerprint, sort_keys=True)
-    hashes = processes.gather(xxhash.xxh3_128_hexdigest(text.encode()))
-    if len(set(hashes)) == 1:
-        return
-
-    first_fingerprint = processes.broadcast(fingerprint)
-    lines = describe_differences(
-        first_fingerprint, fingerprint, "on rank 0", f"on rank {processes.rank}"
-    )
-    lines_by_rank = processes.gather([*itertools.islice(lines, _MAX_DIFFERENCES_SHOWN)])
-    for rank, lines_of_rank in enumerate(lines_by_rank):
-        if lines_of_rank:
-            differing_keys = "\n".join(lines_of_rank)
-            raise ConfigurationError(
-                f"rank 0 and rank {rank} do not have the same training data (name a commit of a "
-                "data set that is changing as data_config.dataset_revision; see that all machines "
-                f"have the same files):\n{differing_keys}"
-            )
-
-
-def find_branch_problems(
-    saved: Checkpoint, stable: RunConfig, learning_rate: float
-) -> Iterator[Problem]:
-    """Yields a problem for each reason why a decay cannot branch off at a checkpoint.
-
-    Args:
-        stable: Configuration of the run that saved the checkpoint.
-        learning_rate: Peak learning rate of the branch.
-    """
-    file = str(saved.folder / CONFIG_FILE)
-    step = saved.step
-    schedule = stable.lr_scheduler_type
-    fix = "name a checkpoint at the constant rate of a run"
-    if schedule not in ("constant", WSD):
-        expected = f"constant or {WSD}: the rate has been falling since the warm-up"
-        yield Problem("lr_scheduler_type", file, format_value(schedule), expected, fix)
-        return
-
-    rates = RatePlan.of(stable, stable.max_train_steps)
-    decay_start = rates.decay_start
-    if decay_start is not None and stable.num_train_epochs is not None:
-        expected = "null: it does not say at which step the decay began"
-        yield Problem(
-            "num_train_epochs", file, format_value(stable.num_train_epochs), expected, fix
-        )
-    elif decay_start is not None and step > decay_start:
-        position = f"step {step}, in the decay from step {decay_start} on"
-        yield Problem("decay_from", file, position, f"a step up to {decay_start}", fix)
-
-    if step < rates.warm_up_steps:
-        position = f"step {step}, in the warm-up"
-        yield Problem("decay_from", file, position, f"a step from {rates.warm_up_steps} on", fix)
-
-    if stable.learning_rate != learning_rate:
-        expected = f"{learning_rate:g}, the learning_rate of this run: it would jump"
-        fix = f"learning_rate={stable.learning_rate:g}"
-        yield Problem("learning_rate", file, format_value(stable.learning_rate), expected, fix)
-
-
-def _check_same_branch(
-    saved: Checkpoint, saved_decay_from: str | None, decay_from: str | None
-) -> None:
-    """Refuses to resume a branch from a checkpoint of another branch."""
-    if read_branch_step(saved_decay_from) != read_branch_step(decay_from):
-        raise ConfigurationError(
-            f"{saved.folder} is of a run with decay_from={saved_decay_from}, this one has "
-            f"decay_from={decay_from}; expected the same to resume it, or another out_dir"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,47 +17,23 @@ from bsmeta.config.steps import Schedule
 from bsmeta.core.environment import describe_environment, format_utc_now
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.core.secrets import declare_secrets, redact
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.device_errors import explain_device_errors
 from bsmeta.training.disk_space import explain_full_disk
 from bsmeta.training.distributed import Accelerator, create_accelerator
+from bsmeta.training.early_ends import record_refusal, record_stopped_start, write_stopped_start
+from bsmeta.training.hub_upload import push_model
 from bsmeta.training.processes import Processes, close_device_groups
 from bsmeta.training.restarts import list_machines
 from bsmeta.training.resuming import find_resume_point, may_resume
-from bsmeta.training.run_folder import (
-    ENVIRONMENT,
-    METRICS,
-    Log,
-    ProcessLog,
-    RunFolder,
-    record_refusal,
-    record_stopped_start,
-    write_stopped_start,
-)
+from bsmeta.training.run_events import ENVIRONMENT
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_logs import ProcessLog
 from bsmeta.training.run_store import RunStore, open_store
 from bsmeta.training.shared_folder import check_is_shared, find_leaders
 from bsmeta.training.task import Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
-
-UPLOAD_TIMEOUT_S = 3600.0
-"""Time limit of an upload."""
-
-_UPLOAD_SCRIPT = """
-import os
-import sys
-from huggingface_hub import HfApi
-folder, name, visibility, *files = sys.argv[1:]
-api = HfApi()  # reads HF_ENDPOINT and HF_TOKEN itself
-try:
-    api.create_repo(name, exist_ok=True, private=visibility == "private")
-    api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload the trained model")
-    for file in files:
-        api.upload_file(path_or_fileobj=file, path_in_repo=os.path.basename(file), repo_id=name)
-except Exception as error:
-    sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
-"""
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +91,9 @@ def run_training(
 
 @contextmanager
 def _close_store(store: RunStore) -> Iterator[None]:
-    """Context that closes the store of a run; an error of the run is more important than its own.
+    """Context that closes the store at the end of a run; after a failure, its error is only logged.
 
-    It has been opened by the leaders of the run folders; on other ranks, closing does nothing.
+    The leaders of the run folders have opened it; on other ranks, closing does nothing.
     """
     try:
         yield
@@ -143,12 +118,7 @@ def _train_and_export(
     """Resumes or begins the run, trains, exports the model, and returns the exit code."""
     processes = Processes.of_group(accelerator.device)
     watchdog.enter("checking which processes share out_dir")
-    if is_in_bucket(config.out_dir):
-        processes = replace(processes, leaders=find_leaders(folder.path, processes))
-        is_resumed = may_resume(config.resume_from_checkpoint_dir, folder.path)
-        folder.join(processes, resume=processes.broadcast(is_resumed))
-    else:
-        check_is_shared(folder.path, processes)
+    processes = _join_run_folder(config, folder, processes)
 
     watchdog.enter("looking for a checkpoint to resume from")
     if config.resume_from_checkpoint_dir == "latest":
@@ -167,7 +137,7 @@ def _train_and_export(
             folder.rebuild_with_logs(processes)
             trainer.saver.export(folder.path / "model")
         environment_log.last_step = trainer.progress.step
-    if processes.leaders:  # before rank 0 releases the prefix
+    if processes.leaders:  # before rank 0 releases its claim of the bucket
         processes.on_leaders(folder.store.publish_files)
 
     code = 0 if is_done else EXIT_PREEMPTED
@@ -176,6 +146,27 @@ def _train_and_export(
             print(f"to continue: {describe_resuming_command(sys.argv, processes.size)}")
         folder.write_status("done" if is_done else "preempted", trainer.progress.step, code)
     return code
+
+
+def _join_run_folder(config: RunConfig, folder: RunFolder, processes: Processes) -> Processes:
+    """Determines which ranks share the run folder, and opens the folders of the other ranks.
+
+    All ranks call it. Only a run in a bucket may have several folders.
+
+    Returns:
+        The processes, with the leaders of their run folders.
+
+    Raises:
+        ConfigurationError: If a folder cannot be used, or has to be shared and is not.
+    """
+    if not is_in_bucket(config.out_dir):
+        check_is_shared(folder.path, processes)
+        return processes
+
+    processes = replace(processes, leaders=find_leaders(folder.path, processes))
+    is_resumed = may_resume(config.resume_from_checkpoint_dir, folder.path)
+    folder.join(processes, resume=processes.broadcast(is_resumed))
+    return processes
 
 
 class _EnvironmentLog:
@@ -251,7 +242,7 @@ def _record_early_end(out_dir: Path, watchdog: Watchdog, name: str) -> int:
     The signal may mean that another rank has failed: when a rank is killed, by the kernel for lack
     of memory or by a user, the launcher ends the others with the same signal as a preemption.
     """
-    failure = watchdog.read_failure_of_another()
+    failure = watchdog.wait_until_all_leave()
     if watchdog.run_folder is None:  # the folder is not locked, and may be another run's
         if failure is None:
             record_stopped_start(out_dir, name)
@@ -272,86 +263,3 @@ def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
         folder.write_status("failed", step, _choose_exit_code(error), str(error))
     except (OSError, TrainingError) as unwritten:
         logger.error("%s: status.json could not be written: %s", folder.path, unwritten)
-
-
-def push_model(
-    run_folder: Path,
-    repository: str,
-    step: int,
-    *,
-    private: bool = True,
-    timeout_s: float = UPLOAD_TIMEOUT_S,
-) -> bool:
-    """Uploads `model/` of a finished run; returns whether it succeeded, and never raises an error.
-
-    The run's `config.yaml` is uploaded with a model without `metadata.yaml`: `predict.py` needs one
-    of the two beside the weights. A line `{"event": "push", …}` in `metrics.jsonl` records the
-    upload, or why it failed.
-
-    Args:
-        repository: `owner/name`; created if it does not exist.
-        private: Whether only its owner can read a repository that is created.
-    """
-    model = run_folder / "model"
-    run_config = run_folder / "config.yaml"
-    is_complete = (model / "metadata.yaml").exists() or not run_config.exists()
-    files = [] if is_complete else [run_config]
-    problem = _upload_model(model, files, repository, private, timeout_s)
-    if problem:
-        logger.warning(
-            "push_to_hub: the model is in %s, but not on the Hub: %s. To try again: "
-            "hf upload %s %s",
-            model,
-            problem,
-            repository,
-            model,
-        )
-    else:
-        logger.info("push_to_hub: uploaded to %s", repository)
-
-    event = {"event": "push", "step": step, "repository": repository, "pushed": not problem}
-    if problem:
-        event["problem"] = problem
-    try:
-        log = Log(run_folder / METRICS)
-        log.write(event)
-        log.close()
-    except OSError as error:
-        logger.warning("push_to_hub: %s could not be written: %s", METRICS, error)
-    return not problem
-
-
-def _upload_model(
-    folder: Path, files: Sequence[Path], repository: str, private: bool, timeout_s: float
-) -> str:
-    """Uploads in another process; returns the error message, "" on success.
-
-    The run stays done even if the server refuses, fails, or does not respond for hours.
-    """
-    from huggingface_hub import get_token  # takes a second to import
-
-    declare_secrets(get_token())  # it may come from a file
-
-    visibility = "private" if private else "public"
-    # -P: nothing is imported from the working folder.
-    command = [sys.executable, "-P", "-c", _UPLOAD_SCRIPT, str(folder), repository, visibility]
-    command += map(str, files)
-    try:
-        upload = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"given up after {timeout_s:g} seconds"
-    except OSError as error:  # for example, not enough memory for another process
-        return str(error)
-
-    if upload.returncode == 0:
-        return ""
-    lines = [line.strip() for line in upload.stderr.splitlines() if line.strip()]
-    return redact(lines[-1] if lines else f"exit code {upload.returncode}")

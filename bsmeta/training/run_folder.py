@@ -1,270 +1,36 @@
-"""The folder of one run: its lock, its configuration, its status, and its logs across resumes.
-
-If the folder is deleted during the run, it is rebuilt. A deleted file exists until the last process
-closes it, so the whole content of a log can be copied to a new file of the same name.
-"""
+"""The folder of one run: locked while the run exists, and rebuilt if it is deleted meanwhile."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
-import os
 import shutil
-import socket
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.saved_runs import format_yaml
-from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
-from bsmeta.core.exit_codes import EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.core.files import is_full_disk_error, replace_atomically, write_text
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import write_text
 from bsmeta.core.parsing import parse_json
-from bsmeta.core.printable import make_printable
-from bsmeta.core.rank import read_rank
-from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG_FILE
+from bsmeta.training.folder_lock import OWNER, FolderLock, make_replaced_error
+from bsmeta.training.run_events import METRICS
+from bsmeta.training.run_logs import Log, ProcessLog
+from bsmeta.training.run_status import LOCK, STATUS, write_status
 from bsmeta.training.run_store import RunStore
 from bsmeta.training.shared_folder import TOKEN
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
     from bsmeta.training.processes import Processes
 
-METRICS = "metrics.jsonl"
-STATUS = "status.json"
-ENVIRONMENT = "environment.jsonl"
-"""A line for each start of the run, with its machine and versions, and one for each end."""
-
 MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
-_LOCK = ".lock"
-_OWNER = ".owner"  # names the process that holds the lock
-_LOCK_TIMEOUT_S = 0.5  # a reader of the status holds the lock for a moment
 _MARK_TEXT = "A run of bsmeta made this folder: overwrite_out_dir=true deletes its content.\n"
-_FILES_OF_REFUSED_STARTS = {_LOCK, _OWNER, STATUS}
+_FILES_OF_REFUSED_STARTS = {LOCK, OWNER, STATUS}
 
 logger = logging.getLogger(__name__)
-
-
-def read_events(metrics: Path) -> list[dict[str, Any]]:
-    """Reads the events of a `metrics.jsonl`; skips lines that a killed process has truncated."""
-    events = []
-    with metrics.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            event = _parse_event(line)
-            if event is not None:
-                events.append(event)
-    return events
-
-
-def _parse_event(line: str) -> dict[str, Any] | None:
-    """Parses a line of a log; None if it is truncated or not a JSON object."""
-    try:
-        event = parse_json(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
-
-
-def read_last_events(metrics: Path) -> dict[str, dict[str, Any]]:
-    """Returns the last `step` event and the last `eval` event of a run; skips truncated lines."""
-    last_lines: dict[str, str] = {}
-    if metrics.is_file():
-        with metrics.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                for kind in ("step", "eval"):
-                    if line.startswith(f'{{"event": "{kind}"') and line.endswith("}\n"):
-                        last_lines[kind] = line
-
-    events = {kind: _parse_event(line) for kind, line in last_lines.items()}
-    return {kind: event for kind, event in events.items() if event is not None}
-
-
-def read_steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Reads the steps with a loss, and the evaluations, of a `metrics.jsonl`."""
-    events = read_events(metrics)
-    steps = [event for event in events if event.get("event") == "step" and "loss" in event]
-    evaluations = [event for event in events if event.get("event") == "eval"]
-    return steps, evaluations
-
-
-def read_environments(out_dir: Path) -> list[dict[str, Any]]:
-    """Reads a record for each start of a run, oldest first.
-
-    A record has the values of `describe_environment`, and `step`, `started` and `ended` (None if
-    the process died). The list is empty for a run older than `ENVIRONMENT`.
-    """
-    starts: list[dict[str, Any]] = []
-    if not (out_dir / ENVIRONMENT).exists():
-        return starts
-
-    for event in read_events(out_dir / ENVIRONMENT):
-        values = {name: value for name, value in event.items() if name != "event"}
-        if event.get("event") == "start":
-            starts.append({**values, "ended": None})
-        elif event.get("event") == "end" and starts:
-            starts[-1]["ended"] = values.get("ended")
-    return starts
-
-
-def write_status(
-    out_dir: Path, state: str, step: int, exit_code: int | None, message: str = ""
-) -> str:
-    """Writes `status.json` atomically; a launch script reads it to decide about requeueing.
-
-    Args:
-        state: `running`, `done`, `preempted` or `failed`.
-
-    Returns:
-        The content of the file.
-    """
-    status = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
-    text = json.dumps(status) + "\n"
-
-    out_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        write_text(out_dir / STATUS, text)
-    except OSError as error:
-        if not is_full_disk_error(error) or not _overwrite_status(out_dir / STATUS, text):
-            raise
-    return text
-
-
-def _overwrite_status(file: Path, text: str) -> bool:
-    """Overwrites a status file in place, which needs no space on a full disk.
-
-    The message is cut until the text fits into the blocks that the file has.
-
-    Returns:
-        Whether the content fits.
-    """
-    allocated_bytes = file.stat().st_blocks * 512 if file.exists() else 0
-    status = json.loads(text)
-    while len(text.encode()) > allocated_bytes and status["message"]:
-        half_length = len(status["message"]) // 2
-        status["message"] = status["message"][:half_length]
-        text = json.dumps(status) + "\n"
-    if len(text.encode()) > allocated_bytes:
-        return False
-
-    with open(file, "r+b") as stream:
-        stream.write(text.encode())
-        stream.truncate()
-    return True
-
-
-def read_status(out_dir: Path, is_held: bool | None = None) -> dict[str, Any]:
-    """Reads `status.json`; the state is `running` only while a process holds the folder's lock.
-
-    A killed process leaves `running` in the file: its state is `failed`, without an exit code.
-
-    Args:
-        is_held: Whether a process holds the run, if the folder is a copy of it.
-
-    Raises:
-        OSError: If there is no such file, or it cannot be read.
-        ValueError: If it is damaged.
-    """
-    status = parse_json((out_dir / STATUS).read_text(encoding="utf-8"))
-    if not isinstance(status, dict):
-        raise ValueError("expected a JSON object")
-
-    if is_held is None:
-        is_held = _is_locked(out_dir)
-    if status.get("state") == "running" and not is_held:
-        status["state"] = "failed"
-        status["message"] = (
-            "the process ended without writing its status: it was killed, or its machine failed"
-        )
-    return status
-
-
-def find_status(out_dir: Path) -> dict[str, Any] | None:
-    """Returns the result of `read_status`; None without a file, or if it is damaged."""
-    try:
-        return read_status(out_dir)
-    except (OSError, ValueError):
-        return None
-
-
-def _is_locked(out_dir: Path) -> bool:
-    """Whether a process holds the lock of a run folder; True if this cannot be determined."""
-    try:
-        with open(out_dir / _LOCK, "rb") as file:
-            # Shared, so that a reader does not mistake another reader for the run.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:  # it is locked, or the file system has no locks
-        return True
-    return False
-
-
-def write_refusal(out_dir: Path, message: str) -> None:
-    """Records in `status.json` that a run was refused before it began (exit code 2).
-
-    Otherwise the status of an earlier run would be mistaken for the status of this one. The status
-    of a finished run or of a run in progress, and a folder that no run created, stay unchanged.
-    """
-    _write_if_unused(out_dir, lambda: write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message))
-
-
-@contextmanager
-def record_refusal(out_dir: Path | None) -> Iterator[None]:
-    """Context that records a user error in the status of the run, and raises it again.
-
-    Args:
-        out_dir: The run folder; None for a start that writes no status.
-    """
-    try:
-        yield
-    except UserError as error:
-        keys = error.keys if isinstance(error, ConfigurationError) else ()
-        if read_rank() == 0 and out_dir is not None and "out_dir" not in keys:
-            write_refusal(out_dir, str(error))
-        raise
-
-
-def _write_if_unused(out_dir: Path, write: Callable[[], object]) -> None:
-    """Calls `write` under the lock of the folder; does nothing if the folder is in use.
-
-    It is in use if a run holds its lock or has finished there, or if no run created it.
-    """
-    try:
-        if _list_foreign_files(out_dir) or _is_done(out_dir):
-            return
-        out_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(out_dir / _LOCK, timeout=0):
-            write()
-    except Timeout:
-        return
-    except OSError as error:  # the message itself is more important
-        logger.warning("%s: status.json could not be written: %s", out_dir, error)
-
-
-def record_stopped_start(out_dir: Path, name: str) -> int:
-    """Records that a signal ended a run before it had locked its folder; returns the exit code.
-
-    Like `write_refusal`, it leaves the folders of finished runs, of runs in progress, and of the
-    user unchanged.
-    """
-    if read_rank() == 0:
-        _write_if_unused(out_dir, lambda: write_stopped_start(out_dir, name))
-    return EXIT_PREEMPTED
-
-
-def write_stopped_start(out_dir: Path, name: str) -> None:
-    """Records in `status.json` that a signal ended a run before its first step (exit code 75)."""
-    checkpoints = checkpoint.list_checkpoints(out_dir)
-    step = checkpoints[-1].step if checkpoints else 0
-    message = f"stopped by {name} before the first step of this start"
-    write_status(out_dir, "preempted", step, EXIT_PREEMPTED, message)
 
 
 class RunFolder:
@@ -289,13 +55,8 @@ class RunFolder:
         self.leaders: tuple[int, ...] = ()
         self.process_log: ProcessLog | None = None
 
-        self._lock = FileLock(path / _LOCK)
-        self._lock_identity: _FileIdentity | None = None  # only in the process that holds the lock
-        self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}\n"
-        self._owner_identity: _FileIdentity | None = None
-        self._directory = -1  # kept open, so that no other folder gets its inode
-
-        self._remembered_texts: dict[str, str] = {}  # the small files, by name
+        self._lock = FolderLock(path)
+        self._remembered_texts = {OWNER: self._lock.owner}  # the small files, by name
         self._logs: list[Log] = []
         self._was_rebuilt = False  # since the last call of `rebuild_with_logs`
         self._access = threading.RLock()  # the thread of an asynchronous save writes, too
@@ -317,10 +78,10 @@ class RunFolder:
             self.store.open(resume=resume, overwrite=overwrite)
             if not (self.path / CONFIG_FILE).exists():
                 write_text(self.path / CONFIG_FILE, format_yaml(config))
-            self._mark_as_held()
+            self._lock.record_owner()
 
     def join(self, processes: Processes, *, resume: bool) -> None:
-        """Opens the folders of ranks that do not share that of rank 0. All ranks call it.
+        """Opens the folders of ranks that do not share rank 0's. All ranks call it.
 
         Raises:
             ConfigurationError: If such a folder cannot be used; see `open`.
@@ -333,7 +94,7 @@ class RunFolder:
                 self._claim(resume=True, overwrite=False)
                 checkpoint.remove_leftovers(self.path)
                 self.store.stage(resume=resume)
-                self._mark_as_held()
+                self._lock.record_owner()
 
         self.leaders = processes.leaders
         processes.run_on_all(open_copy)
@@ -353,7 +114,7 @@ class RunFolder:
     def _claim(self, *, resume: bool, overwrite: bool) -> None:
         """Checks that this run may use the folder, locks it, and deletes an earlier run in it."""
         has_checkpoints = bool(checkpoint.list_checkpoints(self.path))
-        foreign_files = _list_foreign_files(self.path)
+        foreign_files = list_foreign_files(self.path)
         if foreign_files and not (resume and has_checkpoints):  # copied checkpoints may be resumed
             raise ConfigurationError(
                 f"out_dir: {self.path} holds {_list_first_names(foreign_files)}, and no {MARK} of "
@@ -362,7 +123,7 @@ class RunFolder:
                 "files"
             )
 
-        self._acquire_lock()
+        self._lock.acquire()
         if not foreign_files and not (self.path / MARK).exists():
             (self.path / MARK).write_text(_MARK_TEXT)
         self.remember_file(MARK)
@@ -372,21 +133,6 @@ class RunFolder:
             if not overwrite:
                 raise self._make_earlier_run_error(can_resume=has_checkpoints)
             self._delete_content()
-
-    def _acquire_lock(self) -> None:
-        """Creates the folder if necessary, and locks it.
-
-        Raises:
-            ConfigurationError: If another run holds the lock.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.05)
-        except Timeout:
-            raise ConfigurationError(
-                f"out_dir: {self.path} is held by another run that is in progress; choose another "
-                "folder for this one"
-            ) from None
 
     def _make_earlier_run_error(self, *, can_resume: bool) -> ConfigurationError:
         """Makes the error for a folder that holds an earlier run."""
@@ -406,17 +152,19 @@ class RunFolder:
         self.rebuild_if_deleted()
         self.store.delete_later(step)
         checkpoint.set_aside_newer(self.path, step)
+        self._cut_logs(step)
 
-        # The run repeats the later steps, so their lines in the logs are dropped.
+        write_text(self.path / CONFIG_FILE, format_yaml(config))
+        self.remember_file(CONFIG_FILE)
+        self.store.begin()
+
+    def _cut_logs(self, step: int) -> None:
+        """Drops the lines of all steps after `step`, which the run repeats."""
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
             if file.exists():
                 lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
                 lines_until_step = [line for line in lines if _is_up_to_step(line, step)]
                 write_text(file, "".join(line + "\n" for line in lines_until_step))
-
-        write_text(self.path / CONFIG_FILE, format_yaml(config))
-        self.remember_file(CONFIG_FILE)
-        self.store.begin()
 
     def open_log(self, name: str) -> Log:
         """Opens a log of this process, which is restored if the folder is deleted."""
@@ -470,21 +218,15 @@ class RunFolder:
             TrainingError: If the folder now belongs to another run.
         """
         with self._access:
-            if self._lock_identity is None:
+            if not self._lock.is_held:
                 return
 
             try:
-                is_lock_gone = _identify_file(self.path / _LOCK) != self._lock_identity
-                other_owner = None if is_lock_gone else self._describe_other_owner()
+                is_lock_gone = self._lock.is_gone()
+                if not is_lock_gone:
+                    self._lock.check_owner()
             except OSError:
                 return
-            if other_owner is not None:
-                raise TrainingError(
-                    f"out_dir: {self.path} is also used by the run of {other_owner}, which the "
-                    "lock did not keep out: its file system has no locks between machines. Nothing "
-                    "more was written. Give each run an out_dir of its own; what both have logged "
-                    "is mixed since the later one began"
-                )
 
             try:
                 if is_lock_gone:
@@ -504,29 +246,21 @@ class RunFolder:
 
     def is_replaced(self) -> bool:
         """Whether the folder belongs to another run now."""
-        if self._lock_identity is None:
-            return False
-        with suppress(OSError):
-            current_identity = _identify_file(self.path / _LOCK)
-            if current_identity == self._lock_identity:
-                return self._describe_other_owner() is not None
-            return current_identity is not None
-        return False
+        return self._lock.is_replaced()
 
-    def _describe_other_owner(self) -> str | None:
-        """Describes the process that has opened the folder after this one; None if there is none.
+    def _lock_again(self) -> None:
+        """Locks the folder after its lock was deleted, alone or with the folder.
 
-        It may run on another machine: some network file systems have locks within a machine only.
+        Raises:
+            TrainingError: If the folder now belongs to another run.
         """
-        owner_identity = _identify_file(self.path / _OWNER)
-        if owner_identity in (None, self._owner_identity):
-            return None
-
-        owner = (self.path / _OWNER).read_text(encoding="utf-8", errors="replace")
-        if owner == self._owner:
-            self._owner_identity = owner_identity  # written again with the folder
-            return None
-        return owner.partition(",")[0]
+        if self._lock.is_in_other_folder():
+            if (self.path / MARK).exists():
+                raise make_replaced_error(self.path)
+            # Without its mark, files of the user in the new folder are never deleted.
+            if list_foreign_files(self.path):
+                self._remembered_texts.pop(MARK, None)
+        self._lock.acquire_again()
 
     def _restore_small_files(self) -> None:
         """Writes the remembered files that do not exist."""
@@ -541,48 +275,6 @@ class RunFolder:
             logs.append(self.process_log.file)
         were_restored = [log.restore() for log in logs]
         return any(were_restored)
-
-    def _lock_again(self) -> None:
-        """Locks the folder after its lock was deleted, alone or with the folder.
-
-        Raises:
-            TrainingError: If the folder now belongs to another run.
-        """
-        status = os.fstat(self._directory)
-        is_new = _identify_file(self.path) != _FileIdentity(status.st_dev, status.st_ino)
-        if is_new and (self.path / MARK).exists():
-            raise self._make_replaced_error()
-        # Without its mark, files of the user in the new folder are never deleted.
-        if is_new and _list_foreign_files(self.path):
-            self._remembered_texts.pop(MARK, None)
-
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / _LOCK, thread_local=False)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise self._make_replaced_error() from None
-        self._lock = lock
-        self._mark_as_held()
-
-    def _mark_as_held(self) -> None:
-        """Records that this process holds the folder, here and in the folder."""
-        if self._directory >= 0:
-            os.close(self._directory)
-        self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        self._lock_identity = _identify_file(self.path / _LOCK)
-
-        write_text(self.path / _OWNER, self._owner)
-        self._owner_identity = _identify_file(self.path / _OWNER)
-        self._remembered_texts[_OWNER] = self._owner
-
-    def _make_replaced_error(self) -> TrainingError:
-        """Makes the error for a folder that now belongs to another run."""
-        return TrainingError(
-            f"out_dir: {self.path} was replaced during the run: the folder there is now that of "
-            "another run, or a copy of this one, and nothing was written to it. Start this run "
-            "again in another out_dir"
-        )
 
     def _delete_content(self) -> None:
         """Deletes the content of the folder, except its lock and its mark.
@@ -601,7 +293,7 @@ class RunFolder:
             )
 
         for entry in self.path.iterdir():
-            if entry.name in (_LOCK, MARK):
+            if entry.name in (LOCK, MARK):
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -609,7 +301,7 @@ class RunFolder:
                 entry.unlink()
 
 
-def _list_foreign_files(out_dir: Path) -> list[str]:
+def list_foreign_files(out_dir: Path) -> list[str]:
     """Lists the entries of a folder that no run created; [] for a run folder or a missing one."""
     if not out_dir.exists():
         return []
@@ -620,39 +312,11 @@ def _list_foreign_files(out_dir: Path) -> list[str]:
     return sorted(name for name in others if not name.startswith(TOKEN))
 
 
-def _is_done(out_dir: Path) -> bool:
-    """Whether the run in a folder has finished."""
-    try:
-        return bool(parse_json((out_dir / STATUS).read_text())["state"] == "done")
-    except (OSError, ValueError, KeyError, TypeError):  # missing or unreadable
-        return False
-
-
 def _list_first_names(names: list[str], limit: int = 3) -> str:
     """Lists the first names, and the number of the others."""
     num_others = len(names) - limit
     others = f" and {num_others} more" if num_others > 0 else ""
     return ", ".join(names[:limit]) + others
-
-
-class _FileIdentity(NamedTuple):
-    """Identifies a file or folder even if another one takes its name."""
-
-    device: int
-    inode: int
-
-
-def _identify_file(path: Path) -> _FileIdentity | None:
-    """Returns the identity of a file; None if it does not exist.
-
-    Raises:
-        OSError: For example, if a network file system does not respond.
-    """
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return _FileIdentity(status.st_dev, status.st_ino)
 
 
 def _is_up_to_step(line: str, step: int) -> bool:
@@ -661,129 +325,3 @@ def _is_up_to_step(line: str, step: int) -> bool:
         return int(parse_json(line)["step"]) <= step
     except (ValueError, KeyError, TypeError, OverflowError):
         return False  # the last line of a killed process may be truncated
-
-
-class Log:
-    """A text file, flushed after every line, so that a killed process loses no line.
-
-    Args:
-        rebuild_folder: Called before each line; rebuilds the folder if it was deleted.
-    """
-
-    def __init__(self, path: Path, rebuild_folder: Callable[[], object] = lambda: None) -> None:
-        self._path = path
-        self._rebuild_folder = rebuild_folder
-        self._stream = path.open("a+b")
-        self._access = threading.RLock()  # the thread of an asynchronous save may restore it
-
-    def write(self, value: dict[str, Any]) -> None:
-        """Writes a line of JSON, with null for NaN and infinity, and ? for lone surrogates."""
-        text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
-        valid_value = json.loads(text, parse_constant=lambda _: None)
-        self.append(redact(json.dumps(valid_value)))
-
-    def append(self, line: str) -> None:
-        """Writes a line, which must not contain a secret."""
-        self._rebuild_folder()
-        with self._access:
-            self._stream.write(line.encode() + b"\n")
-            self._stream.flush()
-
-    def restore(self) -> bool:
-        """Writes the file again with all its lines if it was deleted; returns whether it was.
-
-        Raises:
-            FileNotFoundError: If its folder does not exist.
-        """
-        with self._access:
-            if self._stream.closed or self._path.exists():
-                return False
-
-            content = b""
-            with suppress(OSError):  # a network file system may have lost the deleted file
-                self._stream.seek(0)
-                content = self._stream.read()
-            with replace_atomically(self._path) as temporary:
-                temporary.write_bytes(content)
-
-            new_stream = self._path.open("a+b")
-            with suppress(OSError):
-                self._stream.close()
-            self._stream = new_stream
-            return True
-
-    def close(self) -> None:
-        try:
-            self._rebuild_folder()
-        finally:
-            with self._access:
-                self._stream.close()
-
-
-class ProcessLog(logging.Handler):
-    """The log of a process, `log-rank{r}.txt` in the run folder, across resumes.
-
-    It has all records that the process logs, including those that ranks other than 0 do not print.
-    Lines are held back until the checks have passed, so that a refused start leaves the folder
-    unchanged. Used as a context, it also records the error that ends the process.
-    """
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        self._rank = rank
-        self._world_size = world_size
-        self._held_back: list[str] = []
-        self.file: Log | None = None
-
-    def open(self, folder: Path) -> None:
-        """Opens the file, and writes the lines that were held back."""
-        name = f"log-rank{self._rank}.txt"
-        try:
-            self.file = Log(folder / name)
-        except OSError as error:
-            logger.warning("%s cannot be written: %s", name, error)
-            return
-
-        self._write(
-            f"rank {self._rank} of {self._world_size} on {socket.gethostname()}, "
-            f"process {os.getpid()}"
-        )
-        for line in self._held_back:
-            self._write(line)
-        self._held_back.clear()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        line = make_printable(redact(self.format(record)))
-        if self.file is None:
-            self._held_back.append(line)
-        else:
-            self._write(line)
-
-    def _write(self, line: str) -> None:
-        """Writes a line; it is lost if the disk is full, which ends the run at its next save."""
-        if self.file is not None:
-            with suppress(OSError):
-                self.file.append(line)
-
-    def __enter__(self) -> ProcessLog:
-        logging.getLogger().addHandler(self)
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            record = logging.LogRecord(
-                name=logger.name,
-                level=logging.ERROR,
-                pathname=__file__,
-                lineno=0,
-                msg="the run ends:",
-                args=(),
-                exc_info=(type(error), error, error.__traceback__),
-            )
-            self.handle(record)
-
-        logging.getLogger().removeHandler(self)
-        if self.file is not None:
-            with suppress(OSError):
-                self.file.close()

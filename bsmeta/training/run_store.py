@@ -50,11 +50,10 @@ from bsmeta.training.checkpoint import (
     KEEP_FILE,
     TRAINER_STATE_FILE,
     Checkpoint,
-    divide_files,
     list_checkpoints,
     name_folder,
-    select_unique_files,
 )
+from bsmeta.training.file_shares import divide_files, select_unique_files
 
 if TYPE_CHECKING:  # imports torch, which is slow; a run that is refused should fail fast
     from bsmeta.training.processes import Processes
@@ -110,13 +109,13 @@ class RunStore:
         """Refuses a run whose checkpoints do not fit into the local folder."""
 
     def fetch(self, saved: Checkpoint, processes: Processes, part: str = "") -> None:
-        """Makes the local copies of a checkpoint complete, or of a folder in it."""
+        """Completes the local copies of a checkpoint, or of one folder in it."""
 
     def fetch_newest(self, processes: Processes, last_step: int | None = None) -> None:
-        """Makes the local copies of the newest intact checkpoint up to a step complete."""
+        """Completes the local copies of the newest intact checkpoint up to a step."""
 
     def exchange(self, rehearsed: Checkpoint, processes: Processes) -> None:
-        """Makes the local copies of a checkpoint complete that will not be published."""
+        """Completes the local copies of a checkpoint that will not be published."""
 
     def holds(self, saved: Checkpoint) -> bool:
         """Whether an intact copy of a checkpoint exists elsewhere than in the local folder."""
@@ -352,7 +351,7 @@ class BucketStore(RunStore):
             self._bucket.download(name, temporary)
 
     def delete_later(self, step: int) -> None:
-        """See `RunStore`; they are damaged, because a run continues from the newest intact one."""
+        """See `RunStore`; they are damaged: the run would otherwise continue from one of them."""
         for folder in sorted(self._committed):
             match = CHECKPOINT_NAME.fullmatch(folder)
             if match is not None and int(match[1]) > step:
@@ -368,7 +367,8 @@ class BucketStore(RunStore):
 
     def begin(self) -> None:
         """See `RunStore`; remnants of checkpoints are deleted, and a thread uploads new lines."""
-        old_parts, remnants = [], []
+        old_parts = []
+        remnants = []
         for entry in self._bucket.list_objects():
             match = _LOG_PART.fullmatch(entry.name)
             if match is not None and self._publishes(match[1]):
@@ -447,7 +447,7 @@ class BucketStore(RunStore):
     def _fetch_files(
         self, saved: Checkpoint, source: str, processes: Processes, part: str = ""
     ) -> None:
-        """Makes the local copies of a checkpoint complete; the ranks of a folder divide its files.
+        """Completes the local copies of a checkpoint; the ranks of a folder divide its files.
 
         Args:
             source: The folder in the bucket.
@@ -600,9 +600,10 @@ class BucketStore(RunStore):
                     self._publish_file(name)
 
     def _publishes(self, name: str) -> bool:
-        """Whether this rank publishes a file: of several folders, each has the logs of its ranks.
+        """Whether this rank publishes a file.
 
-        Logs of ranks that a resumed run no longer has, and all other files, are those of rank 0.
+        The leader of each folder publishes the logs of its ranks. Rank 0 also publishes the logs of
+        ranks that a resumed run no longer has, and all other files.
         """
         match = _RANK_FILE.fullmatch(name)
         writer = 0 if match is None else int(match[1])
@@ -664,7 +665,7 @@ class BucketStore(RunStore):
 
 
 def _write_manifest_copy(folder: Path, content: bytes) -> None:
-    """Writes the manifest of a checkpoint to another run folder than that of rank 0."""
+    """Writes the manifest of a checkpoint to a run folder other than rank 0's."""
     manifest = folder / MANIFEST
     if not manifest.is_file() or manifest.read_bytes() != content:
         folder.mkdir(exist_ok=True)
@@ -673,7 +674,7 @@ def _write_manifest_copy(folder: Path, content: bytes) -> None:
 
 
 def _is_internal(name: str) -> bool:
-    """Whether a file of the folder is not published: it is a checkpoint's, or unfinished."""
+    """Whether a file is not published by itself: it belongs to a checkpoint, or is unfinished."""
     parts = name.split("/")
     is_unfinished = any(part.startswith(".") or part.endswith(".part") for part in parts)
     is_saved = CHECKPOINT_NAME.fullmatch(parts[0]) is not None
@@ -710,7 +711,7 @@ def join_logs(bucket: RunBucket, parts: list[str]) -> bytes:
 
 
 def _is_alive(holder: dict[str, object]) -> bool:
-    """Whether the process of a claim runs on this machine; False if it is of another one."""
+    """Whether the process of a claim runs on this machine; False for one of another machine."""
     process = holder.get("process")
     if holder.get("host") != socket.gethostname() or not isinstance(process, int):
         return False

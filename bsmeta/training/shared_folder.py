@@ -1,4 +1,4 @@
-"""Finds out which ranks share a folder.
+"""Determines which ranks share a folder.
 
 On machines that do not share `out_dir`, the same path names a different folder on each, and nothing
 would fail until the first checkpoint, hours later. A run in a bucket needs no shared folder, but
@@ -74,7 +74,7 @@ def check_is_shared(folder: Path, processes: Processes) -> None:
 
 
 class _Folder(NamedTuple):
-    """Identifies a folder on a machine; shared by two machines, it has a name on each."""
+    """Identifies a folder on one machine; a shared folder has another identity on each machine."""
 
     machine: str
     device: int

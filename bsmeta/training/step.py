@@ -27,13 +27,14 @@ from bsmeta.data.batch import StepData, Stream
 from bsmeta.training.corruption import CorruptionCheck
 from bsmeta.training.device_copy import copy_to
 from bsmeta.training.engine import Engine
+from bsmeta.training.error_reports import rebuild_error, serialize_error
 from bsmeta.training.optimization import set_learning_rate
 from bsmeta.training.processes import Processes
 from bsmeta.training.profile import Profile
 from bsmeta.training.saving import Saver
 from bsmeta.training.step_stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Loss, Task
-from bsmeta.training.watchdog import Watchdog, rebuild_error, serialize_error
+from bsmeta.training.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class StepRunner:
         rates: The learning rate of each step; no data is fetched after the last one.
         stop: Records whether this rank was asked to stop; also ends the wait for data.
         saver: Reports whether a checkpoint of this rank could not be written.
-        max_norm: Norm to which gradients are clipped; infinity: they are not.
-        lag: How many further steps may start before the statistics of a step are read.
+        max_norm: Norm to which gradients are clipped; infinity: no clipping.
+        lag: Number of further steps that may start before the statistics of a step are read.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.core.signals import StopRequest
+from bsmeta.data.batch import Stream
 from bsmeta.training.checkpoint import (
     DATA_STATE_FILE,
     TRAINER_STATE_FILE,
@@ -30,24 +31,16 @@ from bsmeta.training.checkpoint import (
     name_folder,
 )
 from bsmeta.training.corruption import CorruptionCheck
-from bsmeta.training.distributed import GarbageCollection
 from bsmeta.training.engine_frozen import FrozenBase, check_same_base, list_frozen_weights
 from bsmeta.training.engines import make_engine, needs_optimizer
+from bsmeta.training.garbage import GarbageCollection
 from bsmeta.training.guards import Guards
-from bsmeta.training.metrics import (
-    TRACKERS_FILE,
-    Progress,
-    StepLog,
-    Throughput,
-    Tracker,
-    start_trackers,
-)
+from bsmeta.training.metrics import Progress, StepLog, Tracker
 from bsmeta.training.optimization import build_optimizer
 from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.profile import Profile
 from bsmeta.training.resuming import (
     Resume,
-    check_same_data,
     check_same_model,
     find_rollback_point,
     list_parameter_shapes,
@@ -55,10 +48,13 @@ from bsmeta.training.resuming import (
 from bsmeta.training.retention import check_metric
 from bsmeta.training.rng import restore_rng
 from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.same_data import check_same_data
 from bsmeta.training.saving import Saver
 from bsmeta.training.step import StepRunner
 from bsmeta.training.step_stats import DataStats, StepResult, StepStats
 from bsmeta.training.task import Metric, Task
+from bsmeta.training.throughput import Throughput
+from bsmeta.training.trackers import TRACKERS_FILE, start_trackers
 from bsmeta.training.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -104,6 +100,11 @@ class Trainer:
         self._stopping = False
         self._out_of_data = False
         self._unread: deque[StepResult] = deque()  # steps whose statistics have not been read
+
+        # Opened by `train`, the stream also by `probe`.
+        self.stream: Stream
+        self.tracker: Tracker
+        self.step_log: StepLog
 
         # A GPU works on the next step while the metrics of this one are read. To be able to roll
         # back, a run must know the loss of a step at once.

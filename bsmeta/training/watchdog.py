@@ -16,33 +16,32 @@ import faulthandler
 import json
 import logging
 import os
-import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from bsmeta.core.errors import TrainingError, UserError
+from bsmeta.core.errors import TrainingError
 from bsmeta.core.exit_codes import EXIT_FAILURE
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress, watch_progress
 from bsmeta.core.secrets import redact
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.distributed import is_connection_error, print_stacks
+from bsmeta.training.communication_errors import is_connection_error
+from bsmeta.training.error_reports import rebuild_error, serialize_error
 from bsmeta.training.processes import Processes
-from bsmeta.training.run_folder import RunFolder, write_status
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_status import write_status
+from bsmeta.training.shared_store import SharedStore
+from bsmeta.training.time_limits import print_stacks
 
 logger = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT_S = 10.0
-"""Time limit of a call on the store."""
 
 _INTERVAL_S = 1.0
 # A rank whose counter does not change for this number of intervals is dead or stopped.
@@ -51,11 +50,9 @@ _SILENT_INTERVALS = 4
 _STOPPING_TIMEOUT_S = 20.0
 # Between two looks for the report of another rank.
 _REPORT_POLL_S = 0.25
-# How long a rank that is asked to leave waits until the others report that they leave, too.
+# A rank that is asked to leave waits at most this long for the others to report the same.
 _LEAVING_TIMEOUT_S = 10.0
 _HOST = socket.gethostname()
-
-Result = TypeVar("Result")
 
 
 class _Phase(NamedTuple):
@@ -147,7 +144,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         """Main loop of the thread."""
-        progress_of_others = float("-inf")  # latest time that is known
+        progress_of_others = float("-inf")  # the latest known time of it
         while not self._stopped.wait(_INTERVAL_S):
             self._send_beat()
             patience = min(self._timeout, _STOPPING_TIMEOUT_S) if self._stop.name else self._timeout
@@ -341,12 +338,14 @@ class Watchdog:
         lowest = min(reports)
         return rebuild_error(lowest, reports[lowest])
 
-    def read_failure_of_another(self) -> Exception | None:
-        """Waits until all ranks leave; returns an error if another rank has failed or is dead.
+    def wait_until_all_leave(self) -> Exception | None:
+        """Reports that this rank leaves, and waits a few seconds until all others do.
 
-        A rank that is asked to leave calls this before it ends, and thereby reports that it leaves,
-        so that the others do not take it for dead. Ranks whose watchdog has not started yet are not
-        waited for.
+        A rank that is asked to leave calls it before it ends, so that the others do not take it for
+        dead. Ranks whose watchdog has not started yet are not waited for.
+
+        Returns:
+            An error if another rank has failed or is dead; None if all leave.
         """
         self._publish("leaving", {})
 
@@ -375,70 +374,3 @@ def _describe_silent_rank(rank: int, beats: dict[int, Beat]) -> str:
         return f"rank {rank} (never seen)"
     beat = beats[rank]
     return f"rank {rank} on {beat.host} (last seen in: {beat.phase})"
-
-
-def serialize_error(error: Exception) -> dict[str, Any]:
-    """Serializes an error, so that another rank can end with the same one."""
-    return {"user": isinstance(error, UserError), "message": redact(str(error))}
-
-
-def rebuild_error(rank: int, serialized: dict[str, Any]) -> Exception:
-    """Rebuilds the error that another rank has reported."""
-    error_type = UserError if serialized["user"] else TrainingError
-    prefix = f"rank {rank}: "
-    return error_type(prefix + str(serialized["message"]).removeprefix(prefix))
-
-
-class SharedStore:
-    """A separate connection to the store of the process group, whose calls never block for long.
-
-    The main thread may be blocked in a call on the connection of the group; any thread may use this
-    connection. A call on torch's store waits for an answer from the machine that hosts it. If that
-    machine vanishes from the network, TCP resends for about a quarter of an hour (Linux,
-    `tcp_retries2`) before the call fails. Here a thread makes the calls, and the caller waits for
-    it only a few seconds.
-    """
-
-    def __init__(self, connection: Any, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        self._connection = connection
-        self._answer_timeout_s = answer_timeout_s
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], Any]]] = (
-            queue.SimpleQueue()
-        )
-        self._late: Future[Any] | None = None  # the call that did not return in time
-        # A daemon, unlike the threads of an executor: the process ends even if a call never does.
-        threading.Thread(target=self._serve, name="store", daemon=True).start()
-
-    def call(self, action: Callable[[Any], Result]) -> Result:
-        """Calls `action` with the connection; returns its result.
-
-        Raises:
-            RuntimeError: If the host of the store has ended or does not answer in time. As long as
-                one call is unanswered, all others fail at once.
-        """
-        if self._late is not None and not self._late.done():
-            raise RuntimeError("the host of the store does not answer")
-
-        future: Future[Result] = Future()
-        self._calls.put((future, action))
-        try:
-            return future.result(self._answer_timeout_s)
-        except TimeoutError as error:
-            if not future.cancel():  # otherwise it was waiting for the call of another thread
-                self._late = future
-            raise RuntimeError(
-                f"the host of the store has not answered for {self._answer_timeout_s:g} s"
-            ) from error
-
-    def _serve(self) -> None:
-        """Main loop of the thread, which makes one call after another."""
-        while True:
-            future, action = self._calls.get()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = action(self._connection)
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)

@@ -185,7 +185,7 @@ JOINS = {
         "out_dir / f'superseded-{checkpoint.folder.name}'": "a number",
         "path.with_name(f'{path.name}.{number}')": "beside a path",
     },
-    "training/distributed.py": {
+    "training/distributed_op.py": {
         "Path(get_default_build_root()) / file": "a constant",
         "Path(os.environ['TORCH_EXTENSIONS_DIR']) / file": "a constant",
         "environment_folder / file": "a constant",
@@ -195,8 +195,8 @@ JOINS = {
     },
     "training/run_folder.py": {
         "self.path / name": "names in the code",
-        "folder / name": "names in the code",
     },
+    "training/run_logs.py": {"folder / name": "a number"},
     "training/shared_folder.py": {
         "folder / f'{TOKEN}{secrets.token_hex(8)}'": "drawn here",
         "folder / f'{TOKEN}{processes.broadcast(secrets.token_hex(8))}'": "drawn by rank 0",

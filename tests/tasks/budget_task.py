@@ -159,8 +159,8 @@ class BudgetTask(Task):
 
 def main(config: BudgetConfig) -> int:
     from bsmeta.core.signals import StopRequest
+    from bsmeta.training.early_ends import record_stopped_start
     from bsmeta.training.run import run_training
-    from bsmeta.training.run_folder import record_stopped_start
 
     if kill_at := os.environ.get("KILL_AT"):
         kill_before_step(int(kill_at))

@@ -15,8 +15,8 @@ from torch import distributed
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import DeviceError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.training.communication_errors import NcclError
 from bsmeta.training.device_errors import explain_device_errors
-from bsmeta.training.nccl_errors import NcclError
 from tests.training.nccl_messages import DRIVER
 
 SCRIPT = Path(__file__).with_name("failing_device.py")

@@ -11,7 +11,12 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.launch import Launch
-from bsmeta.training.device_memory import DeviceMemory, list_memory_notes, list_memory_rows
+from bsmeta.training.device_memory import (
+    DeviceMemory,
+    format_size,
+    list_memory_notes,
+    list_memory_rows,
+)
 from tests.conftest import run_warm
 from tests.warm import REPOSITORY
 
@@ -76,3 +81,12 @@ def test_an_estimate_compares_with_the_machine(tmp_path: Path) -> None:
     assert (
         "so it cannot fit; expected a smaller micro-batch (per_device_train_batch_size)" in output
     )
+
+
+def test_sizes_are_formatted_for_people() -> None:
+    assert [format_size(size) for size in (5, 2048, 3 * 2**20, 5 * 2**30)] == [
+        "5 B",
+        "2.0 KiB",
+        "3.0 MiB",
+        "5.00 GiB",
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsmeta.training import distributed
+from bsmeta.training import distributed_op
 from tests.waiting import STUCK_S, wait_until
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -23,7 +23,7 @@ ANNOUNCEMENT = "DeepSpeed compiles its op for CPUs"
 PREPARE = """
 import logging
 logging.basicConfig(level=logging.INFO)
-from bsmeta.training.distributed import prepare_cpu_op
+from bsmeta.training.distributed_op import prepare_cpu_op
 prepare_cpu_op()
 from deepspeed.comm.torch import build_shm_op  # as DeepSpeed itself does when a group starts
 print(build_shm_op().__file__)
@@ -43,7 +43,7 @@ esac
 def compiled() -> Path:
     """The library of the environment, compiled if missing."""
     subprocess.run([sys.executable, "-c", PREPARE], check=True, capture_output=True)
-    return distributed.find_library_path(NAME)
+    return distributed_op.find_library_path(NAME)
 
 
 @pytest.fixture
@@ -166,15 +166,34 @@ def test_compiling_is_announced_when_it_takes_long(
 
     monkeypatch.setattr(ShareMemCommBuilder, "load", load)
     monkeypatch.setattr(OpBuilder, "_loaded_ops", {})
-    monkeypatch.setattr(distributed, "COMPILATION_NOTICE_S", 0.1 if is_slow else STUCK_S)
+    monkeypatch.setattr(distributed_op, "COMPILATION_NOTICE_S", 0.1 if is_slow else STUCK_S)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     (tmp_path / "torch_extensions").mkdir()
     with caplog.at_level(logging.INFO, logger="bsmeta"):
-        distributed.prepare_cpu_op()
+        distributed_op.prepare_cpu_op()
     assert OpBuilder._loaded_ops == {NAME: "the op"}
     assert (tmp_path / "torch_extensions" / compiled.name).read_bytes() == compiled.read_bytes()
     assert os.environ["PATH"] == "/usr/bin"
     assert "TORCH_EXTENSIONS_DIR" not in os.environ
     assert caplog.text.count(ANNOUNCEMENT) == is_slow
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (Path(sys.prefix) / "torch_extensions").exists(), reason="no op was compiled by make"
+)
+def test_a_run_without_make_uses_the_op_that_make_has_compiled(tmp_path: Path) -> None:
+    """The home folder, where the op would be compiled otherwise, stays empty."""
+    toy = str(Path(__file__).with_name("toy_task.py"))
+    kept = {name: os.environ[name] for name in os.environ if name != "TORCH_EXTENSIONS_DIR"}
+    environ = {**kept, "HOME": str(tmp_path), "TOY_ZERO_STAGE": "2", "PATH": "/usr/bin:/bin"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    run = [toy, "trackers=[]", "max_train_steps=1", "num_warmup_steps=0", f"out_dir={tmp_path}/run"]
+    ended = subprocess.run(
+        [*launch, *run], env=environ, capture_output=True, text=True, timeout=STUCK_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "DeepSpeed compiles" not in ended.stderr
+    assert not (tmp_path / ".cache" / "torch_extensions").exists()

@@ -10,7 +10,8 @@ import pytest
 from bsmeta.config.launch import Launch
 from bsmeta.core.errors import TrainingError
 from bsmeta.training.failed_starts import check_failed_starts
-from bsmeta.training.run_folder import ENVIRONMENT, STATUS, write_status
+from bsmeta.training.run_events import ENVIRONMENT
+from bsmeta.training.run_status import STATUS, write_status
 
 ELASTIC = Launch(source="the environment", num_processes=2, restarts=True)
 

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from bsmeta.training.pickled_enums import make_member_reader
-from bsmeta.training.shards import read_pickled_description
+from bsmeta.training.shard_metadata import read_pickled_description
 
 
 class Attribute:

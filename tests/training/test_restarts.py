@@ -9,7 +9,9 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.environment import hash_machine_name
 from bsmeta.training.processes import ALONE
 from bsmeta.training.restarts import Restart
-from bsmeta.training.run_folder import ENVIRONMENT, RunFolder, write_status
+from bsmeta.training.run_events import ENVIRONMENT
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_status import write_status
 
 
 def test_a_restart_names_processes_and_machines_before_and_now(tmp_path: Path) -> None:

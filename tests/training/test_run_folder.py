@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
-from bsmeta import open_run
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError
+from bsmeta.training.early_ends import write_refusal
 from bsmeta.training.processes import ALONE
-from bsmeta.training.run_folder import (
-    MARK,
-    METRICS,
-    Log,
-    RunFolder,
-    read_last_events,
-    read_status,
-    write_refusal,
-    write_status,
-)
-from tests.disks import small_disk
-
-__all__ = ["small_disk"]
+from bsmeta.training.run_events import METRICS
+from bsmeta.training.run_folder import MARK, RunFolder
 
 
 def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -41,7 +27,7 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
 def test_an_earlier_run_is_only_replaced_when_asked(tmp_path: Path) -> None:
     earlier = RunFolder(tmp_path)
     earlier.open(CausalLMConfig(), resume=False, overwrite=False)
-    earlier._lock.release()
+    earlier._lock.file_lock.release()
     (tmp_path / METRICS).write_text("{}\n")
     with pytest.raises(ConfigurationError, match="an empty folder. Replace it"):
         RunFolder(tmp_path).open(CausalLMConfig(), resume=False, overwrite=False)
@@ -76,7 +62,7 @@ def test_copied_checkpoints_may_be_resumed_but_their_folder_is_never_emptied(
     (tmp_path / "thesis.tex").write_text("mine")
     run = RunFolder(tmp_path)
     run.open(CausalLMConfig(), resume=True, overwrite=True)
-    run._lock.release()
+    run._lock.file_lock.release()
     assert not (tmp_path / MARK).exists()
     with pytest.raises(ConfigurationError, match="thesis.tex"):
         RunFolder(tmp_path).open(CausalLMConfig(), resume=False, overwrite=True)
@@ -87,7 +73,7 @@ def test_a_folder_that_also_holds_other_runs_is_not_emptied(tmp_path: Path) -> N
     for path in (tmp_path, tmp_path / "first"):
         run = RunFolder(path)
         run.open(CausalLMConfig(), resume=False, overwrite=False)
-        run._lock.release()
+        run._lock.file_lock.release()
         (path / METRICS).write_text("{}\n")
     with pytest.raises(ConfigurationError, match="first, which belong to other runs"):
         RunFolder(tmp_path).open(CausalLMConfig(), resume=False, overwrite=True)
@@ -101,36 +87,6 @@ def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="cannot be used: "):
             RunFolder(path).open(CausalLMConfig(), resume=False, overwrite=False)
         write_refusal(path, "learning_rate")
-
-
-def test_a_start_after_a_refused_start_uses_the_folder(tmp_path: Path) -> None:
-    write_refusal(tmp_path / "run", "learning_rate")
-    RunFolder(tmp_path / "run").open(CausalLMConfig(), resume=False, overwrite=False)
-    assert (tmp_path / "run" / MARK).exists()
-
-
-def test_a_refusal_keeps_the_status_of_a_finished_run(tmp_path: Path) -> None:
-    write_status(tmp_path, "done", 8, 0)
-    write_refusal(tmp_path, "learning_rat")
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
-
-
-def test_a_refusal_does_not_wait_for_accelerate() -> None:
-    code = "import sys, bsmeta.training.run_folder; sys.exit('accelerate' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_last_complete_event_of_a_type_is_read(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.jsonl"
-    assert read_last_events(metrics) == {}
-    events = [("step", 4), ("eval", 4), ("step", 8), ("eval", 8), ("save", 8)]
-    lines = [json.dumps({"event": kind, "step": step}) + "\n" for kind, step in events]
-    metrics.write_text("".join(lines) + '{"event": "eval", "st')
-    assert read_last_events(metrics) == {
-        "step": {"event": "step", "step": 8},
-        "eval": {"event": "eval", "step": 8},
-    }
 
 
 def test_lines_after_the_resumed_step_and_a_truncated_line_are_dropped(tmp_path: Path) -> None:
@@ -158,38 +114,6 @@ def test_the_configuration_of_an_earlier_run_stays_until_the_new_one_begins(tmp_
     again.begin(CausalLMConfig(seed=2), 3)
     assert seed() == 2
     assert not (tmp_path / "checkpoint-4step").exists()
-
-
-def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    log = Log(tmp_path / "log")
-    log.write({"step": 1})
-    assert (tmp_path / "log").read_text() == '{"step": 1}\n'
-    log.close()
-
-
-def test_the_status_is_written_as_json(tmp_path: Path) -> None:
-    write_status(tmp_path / "run", "failed", 3, 2, "no shards")
-    assert json.loads((tmp_path / "run" / "status.json").read_text()) == {
-        "state": "failed",
-        "step": 3,
-        "exit_code": 2,
-        "message": "no shards",
-    }
-    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["status.json"]
-
-
-def test_a_refusal_replaces_an_old_status_but_not_of_a_live_run(tmp_path: Path) -> None:
-    def state() -> str:
-        return json.loads((tmp_path / "status.json").read_text())["state"]
-
-    write_status(tmp_path, "preempted", 8, 75)
-    write_refusal(tmp_path, "num_processes")
-    assert state() == "failed"
-    live = RunFolder(tmp_path)
-    live.open(CausalLMConfig(), resume=False, overwrite=False)
-    write_status(tmp_path, "running", 0, None)
-    write_refusal(tmp_path, "num_processes")
-    assert state() == "running"
 
 
 def begin_run(folder: Path) -> RunFolder:
@@ -233,7 +157,7 @@ def test_a_run_in_place_of_a_deleted_folder_is_not_changed(
     shutil.rmtree(run.path)
     other = begin_run(tmp_path / "run")
     if is_finished:
-        other._lock.release()
+        other._lock.file_lock.release()
     before = read_files(run.path)
     for write in (
         lambda: metrics.write({"step": 2}),
@@ -276,44 +200,3 @@ def test_the_logs_of_other_ranks_wait_for_rank_0(tmp_path: Path) -> None:
     documents.write({"step": 3})
     lines = (main.path / "documents-rank1.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
-
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.training.run_folder import RunFolder
-folder = RunFolder(Path(sys.argv[1]))
-folder.open(CausalLMConfig(), resume=False, overwrite=False)
-folder.write_status("running", 3, None)
-print("ready", flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_killed_run_is_not_running(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    with process:
-        assert process.stdout.readline() == "ready\n"
-        assert read_status(tmp_path / "run")["state"] == "running"
-        assert open_run(tmp_path / "run").status().state == "running"
-        process.kill()
-    status = read_status(tmp_path / "run")
-    assert (status["state"], status["step"], status["exit_code"]) == ("failed", 3, None)
-    assert "it was killed, or its machine failed" in status["message"]
-    assert open_run(tmp_path / "run").status().state == "failed"
-
-
-def test_a_status_is_written_on_a_full_disk(small_disk: Path) -> None:
-    write_status(small_disk, "running", 3, None)
-    filler = small_disk / "filler"
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    write_status(small_disk, "failed", 3, 2, "the disk is full " * 1000)
-    status = json.loads((small_disk / "status.json").read_text())
-    assert (status["state"], status["exit_code"]) == ("failed", 2)
-    assert status["message"].startswith("the disk is full")

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training.checkpoint import divide_files, select_unique_files
 from bsmeta.training.processes import Processes
 from bsmeta.training.shared_folder import find_leaders
 from tests.disks import small_disk
@@ -110,23 +109,6 @@ def test_a_folder_that_one_rank_cannot_write_is_refused_on_all(tmp_path: Path) -
     messages = run_ranks(2, find)
     assert messages == [messages[0]] * 2
     assert messages[0].startswith(f"staging_dir: {folders[1]} on {socket.gethostname()} cannot be ")
-
-
-def test_files_are_divided_by_size_among_the_ranks_that_share_them() -> None:
-    sizes = {"a": 9, "b": 5, "c": 5, "d": 0, "e": 0}
-    shares = run_ranks(2, lambda processes: divide_files(sizes, processes))
-    assert shares == [["a", "d", "e"], ["b", "c"]]
-
-    folders = [{"a": 1, "b": 2}, {}, {"b": 2, "c": 3}, {}]
-    leaders = (0, 0, 2, 2)
-    files = run_ranks(
-        4,
-        lambda processes: select_unique_files(lambda: folders[processes.rank], processes),
-        leaders,
-    )
-    assert files == [{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"c": 3}, {"c": 3}]
-    shares = run_ranks(4, lambda processes: divide_files(files[processes.rank], processes), leaders)
-    assert shares == [["b"], ["a"], ["c"], []]
 
 
 @pytest.mark.long

@@ -100,7 +100,7 @@ class ToyTask(Task):
 
 def main(config: CausalLMConfig) -> int:
     from bsmeta.core.signals import StopRequest
-    from bsmeta.training.run_folder import record_stopped_start
+    from bsmeta.training.early_ends import record_stopped_start
 
     stop = StopRequest()
     stop.install(partial(record_stopped_start, Path(config.out_dir)), os.getppid())

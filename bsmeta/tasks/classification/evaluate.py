@@ -106,7 +106,7 @@ from bsmeta.tasks.classification.systems import (
 )
 from bsmeta.tasks.classification.task_interface import ClassifierTask
 from bsmeta.training.processes import FinishContext, Processes
-from bsmeta.training.run_folder import read_steps_and_evaluations
+from bsmeta.training.run_events import read_steps_and_evaluations
 
 logger = logging.getLogger(__name__)
 

@@ -25,18 +25,13 @@ from bsmeta.tasks.causal_lm.evaluation import tables
 from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.tasks.causal_lm.evaluation.document_table import make_document_table
 from bsmeta.tasks.causal_lm.evaluation.headline import make_headline
-from bsmeta.tasks.causal_lm.evaluation.results import (
-    ModelReport,
-    PairedMetrics,
-    Report,
-    Row,
-)
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PairedMetrics, Report, Row
 from bsmeta.tasks.causal_lm.evaluation.shown_documents import (
     describe_shown_documents,
     title_document,
 )
 from bsmeta.tasks.causal_lm.metrics import METRICS
-from bsmeta.training.run_folder import read_steps_and_evaluations
+from bsmeta.training.run_events import read_steps_and_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

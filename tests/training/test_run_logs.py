@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from bsmeta.training.run_folder import ProcessLog
+from bsmeta.training.run_logs import Log, ProcessLog
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 SMALL = (
@@ -75,3 +75,10 @@ def test_a_missing_folder_only_loses_the_log(
     with ProcessLog(3, 4) as log:
         log.open(tmp_path / "on another machine")
     assert "log-rank3.txt cannot be written: " in caplog.text
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    log.write({"step": 1})
+    assert (tmp_path / "log").read_text() == '{"step": 1}\n'
+    log.close()

@@ -1,11 +1,13 @@
-"""NCCL errors that are caused by the rank that reports them, and their usual causes.
+"""Errors of the communication between ranks: faults of this rank, or the loss of another one.
 
-Other errors mean that another rank, or the network to it, is gone; the watchdog determines which.
-Torch prints the names of `ncclResult_t`:
+NCCL errors that this rank has caused are explained. Other errors mean that another rank, or the
+network to it, is gone; the watchdog determines which. Torch prints the names of `ncclResult_t`:
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
 """
 
 from __future__ import annotations
+
+import torch.distributed as dist
 
 from bsmeta.core.errors import TrainingError
 
@@ -21,6 +23,14 @@ _CAUSES = {
     "ncclInvalidArgument": "versions of torch and NCCL that do not belong together",
     "ncclInternalError": "an error of the driver or of a GPU; nvidia-smi and dmesg say more",
 }
+_CONNECTION_ERROR_MARKS = (
+    "gloo",
+    "NCCL",
+    "Connection closed",
+    "Connection reset",
+    "Broken pipe",
+    "TCPStore",
+)
 _SHARED_MEMORY = "/dev/shm"
 _NO_SHARED_MEMORY = "too little shared memory (docker run --shm-size=1g)"
 
@@ -48,4 +58,15 @@ def find_nccl_fault(error: BaseException) -> NcclError | None:
     return NcclError(
         f"NCCL failed on this rank: {name} ({lines[-1]}). The usual cause is {cause}. "
         "NCCL_DEBUG=INFO in the environment makes NCCL log what it does"
+    )
+
+
+def is_connection_error(error: Exception) -> bool:
+    """Whether the error means that another rank could not be reached, not that this one failed."""
+    if isinstance(error, NcclError) or find_nccl_fault(error) is not None:
+        return False
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        mark in str(error) for mark in _CONNECTION_ERROR_MARKS
     )

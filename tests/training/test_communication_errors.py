@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import distributed
 
-from bsmeta.training.distributed import is_connection_error
-from bsmeta.training.nccl_errors import find_nccl_fault
+from bsmeta.training.communication_errors import find_nccl_fault, is_connection_error
 from tests.training.nccl_messages import DRIVER, NCCL
 
 REMOTE = NCCL.format("system error") + (

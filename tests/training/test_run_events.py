@@ -1,13 +1,14 @@
-"""What a run records about its starts."""
+"""Events and starts that a run has logged, also after it was killed."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from bsmeta.core.environment import hash_machine_name
-from bsmeta.training.run_folder import ENVIRONMENT, read_environments
+from bsmeta.training.run_events import ENVIRONMENT, read_environments, read_last_events
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
@@ -39,3 +40,15 @@ def test_a_killed_start_has_no_end(tmp_path: Path) -> None:
         {"step": 0, "started": "a", "ended": None},
         {"step": 4, "started": "b", "ended": "c"},
     ]
+
+
+def test_the_last_complete_event_of_a_type_is_read(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    assert read_last_events(metrics) == {}
+    events = [("step", 4), ("eval", 4), ("step", 8), ("eval", 8), ("save", 8)]
+    lines = [json.dumps({"event": kind, "step": step}) + "\n" for kind, step in events]
+    metrics.write_text("".join(lines) + '{"event": "eval", "st')
+    assert read_last_events(metrics) == {
+        "step": {"event": "step", "step": 8},
+        "eval": {"event": "eval", "step": 8},
+    }
