@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from torch.utils.data import DataLoader
 
 from bsmeta.data.batch import set_up_worker
-from bsmeta.data.stream.train_stream import COLLECTION_THRESHOLD, SequenceBlocks
+from bsmeta.data.stream.train_stream import (
+    COLLECTION_THRESHOLD,
+    SequenceBlocks,
+)
 from bsmeta.data.text.chunks import PackedSequence
 from bsmeta.training.garbage import GarbageCollection
 from tests.data.sequences import sequence
