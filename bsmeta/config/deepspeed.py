@@ -70,15 +70,22 @@ _BLOCKS_SET_IN_HYDRA = {
 
 # Switches of DeepSpeed's own checkpoints, which the trainer does not use.
 _CHECKPOINT_SWITCHES = ("checkpoint.load_universal", "checkpoint.use_node_local_storage")
-# Keys with which DeepSpeed takes over work of the trainer, or withholds values that it needs (such
-# as the state of a second optimizer).
-_UNSUPPORTED_KEYS = tuple(
-    f"zero_optimization.{name}"
-    for name in (
-        "compute_grad_norm", "legacy_stage1", "offload_optimizer.ratio",
-        "offload_optimizer.super_offload", "zenflow",
-    )
-)  # fmt: skip
+# Keys with which DeepSpeed takes over work of the trainer, or withholds values that it needs, and
+# why they are refused.
+_NOT_RUN = "the trainer does not run DeepSpeed with it"
+_UNSUPPORTED_KEYS = {
+    "zero_optimization.compute_grad_norm": _NOT_RUN,
+    "zero_optimization.legacy_stage1": _NOT_RUN,
+    "zero_optimization.offload_optimizer.ratio": (
+        "with it, weights on the GPU have a second optimizer, whose state a checkpoint would lack; "
+        "without it, the whole optimizer is in main memory"
+    ),
+    "zero_optimization.offload_optimizer.super_offload": (
+        "with it, the moments are in a process of DeepSpeed, where no checkpoint can read them; "
+        'without it, "device": "cpu" has the optimizer in main memory'
+    ),
+    "zero_optimization.zenflow": _NOT_RUN,
+}
 
 _WHOLE_FILE = "(the file)"
 _SPELLING_FIX = "correct the name, or delete it"
@@ -244,10 +251,9 @@ class DeepSpeedJson:
             if self._read_value(key) is True:
                 expected = "no such key: the trainer writes and reads checkpoints itself"
                 yield self._describe_problem(key, expected, "delete it")
-        for key in _UNSUPPORTED_KEYS:
+        for key, reason in _UNSUPPORTED_KEYS.items():
             if self._read_value(key) is not MISSING:
-                expected = "no such key: the trainer does not run DeepSpeed with it"
-                yield self._describe_problem(key, expected, "delete it")
+                yield self._describe_problem(key, f"no such key: {reason}", "delete it")
 
         for name in self._document:
             if name not in _TOP_LEVEL_KEYS and name not in _BLOCKS_SET_IN_HYDRA:
@@ -434,8 +440,14 @@ class DeepSpeedJson:
         if self._read_value(key) in (MISSING, None) or device == "none":
             return
         if device != "cpu":
-            expected = '"none" or "cpu": checkpoints are written from memory'
+            expected = '"none" or "cpu"'
             fix = f'write "device": "cpu", or delete {key}'
+            if device == "nvme":
+                expected += (
+                    ": a checkpoint is written from memory, and with nvme most of the state is in "
+                    "files of DeepSpeed"
+                )
+                fix += "; with more processes, or lora.rank, each needs less memory"
             yield self._describe_problem(f"{key}.device", expected, fix)
             return
 

@@ -120,10 +120,26 @@ OFFLOAD = "zero_optimization.offload_optimizer"
             },
         ),
         ({"zero_optimization.stge": 2}, {"zero_optimization.stge": "an unknown key"}),
+        (
+            {OFFLOAD: {"device": "nvme"}, **OWN_ADAM},
+            {f"{OFFLOAD}.device": 'expected "none" or "cpu": a checkpoint is written from memory'},
+        ),
+        (
+            {
+                OFFLOAD: {"device": "cpu", "ratio": 0.5, "super_offload": True},
+                "zero_optimization.stage": 3,
+                "zero_optimization.stage3_gather_16bit_weights_on_model_save": True,
+                **OWN_ADAM,
+            },
+            {
+                f"{OFFLOAD}.ratio": "a second optimizer, whose state a checkpoint would lack",
+                f"{OFFLOAD}.super_offload": "where no checkpoint can read them",
+            },
+        ),
     ],
     ids=lambda value: next(iter(value)),
 )
-def test_values_that_deepspeed_would_refuse_are_refused(
+def test_values_that_deepspeed_or_a_checkpoint_would_not_stand_are_refused(
     changes: dict[str, Any], expected: dict[str, str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError) as refusal:
