@@ -513,13 +513,15 @@ def test_a_server_that_fails_ends_the_run_with_an_intact_checkpoint(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("stage", ["", "2"], ids=["ddp", "zero2"])
 def test_two_ranks_save_in_a_thread_and_resume_elsewhere(
-    s3: S3Server, tmp_path: Path, launch: Callable[..., Any]
+    stage: str, s3: S3Server, tmp_path: Path, launch: Callable[..., Any]
 ) -> None:
     keys = (*KEYS, "async_save=true", f"out_dir={URL}")
-    launch(SCRIPT, *keys, "max_train_steps=6", f"staging_dir={tmp_path / 'a'}", processes=2)
+    ranks: dict[str, Any] = {"processes": 2, "TOY_ZERO_STAGE": stage}
+    launch(SCRIPT, *keys, "max_train_steps=6", f"staging_dir={tmp_path / 'a'}", **ranks)
     assert list_published(s3, tmp_path) == [6]
-    launch(SCRIPT, *keys, RESUME, f"staging_dir={tmp_path / 'b'}", processes=2)
+    launch(SCRIPT, *keys, RESUME, f"staging_dir={tmp_path / 'b'}", **ranks)
     assert list_published(s3, tmp_path) == [6, 12]
     parts = list_log_parts(list_names(s3))["metrics.jsonl"]
     assert sorted(read_losses(join_logs(RunBucket(URL), parts))) == [*range(1, 13)]
