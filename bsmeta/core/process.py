@@ -102,8 +102,12 @@ def _find_user_error(error: BaseException) -> BaseException:
     """Returns the `UserError` that explains an error; the error itself if there is none."""
     error = explain_missing_extra(error) or error
     if not isinstance(error, UserError):
-        explanations = (explain_full_disk, explain_long_name, explain_deleted_folder)
-        error = next((found for explain in explanations if (found := explain(error))), error)
+        error = (
+            explain_full_disk(error)
+            or explain_long_name(error)
+            or explain_deleted_folder(error)
+            or error
+        )
     if isinstance(error, yaml.YAMLError):  # also raised for tags that construct Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     return error

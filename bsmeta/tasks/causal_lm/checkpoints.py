@@ -139,9 +139,11 @@ def _refuse_other_recipe(config: CausalLMConfig, config_file: Path, recipe_file:
 
 def _select_rendering_keys(data: DataConfig) -> dict[str, Any]:
     """Returns the values of `RECIPE_KEYS`; the metadata budget only if it has an effect."""
-    keys = RECIPE_KEYS if data.row_budget == BY_TEXT else RECIPE_KEYS[:2]
     values = asdict(data)
-    return {name: values[name] for name in keys}
+    rendering_values = {name: values[name] for name in RECIPE_KEYS}
+    if data.row_budget != BY_TEXT:
+        del rendering_values["row_metadata_budget"]
+    return rendering_values
 
 
 class OpenedModel:

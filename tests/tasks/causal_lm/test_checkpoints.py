@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
@@ -12,9 +15,10 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import checkpoints
-from bsmeta.tasks.causal_lm.checkpoints import read_run_config
+from bsmeta.tasks.causal_lm.checkpoints import load_model, read_run_config
 from bsmeta.tasks.causal_lm.model_card import write_card
 from bsmeta.tasks.checkpoints import RECIPE_KEYS, locate_model, read_recipe
+from tests.conftest import REPOSITORY
 
 RECIPE = "data_config: {metadata_config: {metadata_list: [url], max_seq_len: 77}}\n"
 
@@ -142,3 +146,28 @@ def test_a_run_whose_config_renders_other_metadata_than_its_model_is_refused(
         "  data_config.metadata_config.metadata_sep:  |  in metadata.yaml, ;  in config.yaml"
     )
     assert read_run_config(location, str(run_config), {}) == make_config(["url"], "; ")
+
+
+def test_metadata_with_special_tokens_that_the_tokenizer_lacks_is_refused(tmp_path: Path) -> None:
+    """They would be encoded as ordinary text, which no training has seen."""
+    shape = LlamaConfig(
+        vocab_size=4096, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(tmp_path)
+    shutil.copytree(REPOSITORY / "examples" / "tokenizer", tmp_path, dirs_exist_ok=True)
+
+    def load(token: str) -> PreTrainedTokenizerBase:
+        metadata = MetadataConfig(metadata_boundary_token=token)
+        config = CausalLMConfig(data_config=DataConfig(metadata_config=metadata))
+        location = locate_model(str(tmp_path))
+        return load_model(location, config, "float32", torch.device("cpu"))[1]
+
+    assert len(load("<|endoftext|>")) == 4096
+    with pytest.raises(ConfigurationError) as error:
+        load("<|body|>")
+    assert str(error.value) == (
+        "data_config.metadata_config: its special tokens '<|body|>' are not in the tokenizer of "
+        "the model, which was trained without them; expected the metadata settings and types of "
+        "the training"
+    )
