@@ -268,6 +268,20 @@ def explain_long_name(error: BaseException) -> DataError | None:
     )
 
 
+def explain_deleted_folder(error: BaseException) -> DataError | None:
+    """Explains the error of a process whose working folder is gone; returns None for others."""
+    if not any(isinstance(cause, FileNotFoundError) for cause in iterate_causes(error)):
+        return None
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return DataError(
+            "the working folder of this process has been deleted; change to a folder that exists "
+            "(cd), and repeat the command"
+        )
+    return None
+
+
 def _is_full(mount: str) -> bool:
     """Whether a file system is writable and has fewer than `MIN_FREE_BYTES`.
 

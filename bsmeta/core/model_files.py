@@ -98,7 +98,7 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         source: A folder, or a name on the Hub.
 
     Raises:
-        UserError: If the tokenizer requests code or is damaged.
+        UserError: If the tokenizer requests code, is damaged, or draws tokens at random.
         OSError, ValueError: If transformers cannot load it.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -119,7 +119,27 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
             f"{source}: tokenizer_class of its tokenizer_config.json names no tokenizer, but a "
             f"{type(tokenizer).__name__}; expected a tokenizer that transformers has"
         )
+    _refuse_random_tokens(source, tokenizer)
     return tokenizer
+
+
+def _refuse_random_tokens(source: str | Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a tokenizer that draws the tokens of a text at random.
+
+    BPE-dropout (Provilkov et al. 2020) is a setting of the file, and applies to every text, also in
+    an evaluation.
+
+    Raises:
+        ConfigurationError: If the tokenizer has BPE-dropout.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    dropout = None if backend is None else getattr(backend.model, "dropout", None)
+    if dropout:
+        raise ConfigurationError(
+            f"{source}: dropout={dropout:.3g} in the model of its tokenizer.json draws the tokens "
+            "of a text at random, so every call would have other tokens; expected a tokenizer that "
+            'always returns the same tokens: set "dropout" to null there'
+        )
 
 
 def read_model(model_class: Any, source: str | Path, **options: Any) -> PreTrainedModel:

@@ -29,7 +29,7 @@ from bsmeta.core.exit_codes import (
     EXIT_USER_ERROR,
     note_exit_code,
 )
-from bsmeta.core.files import explain_full_disk, explain_long_name
+from bsmeta.core.files import explain_deleted_folder, explain_full_disk, explain_long_name
 from bsmeta.core.rank import is_reporter, read_rank
 from bsmeta.core.rendezvous import announce_error, is_connected
 from bsmeta.core.secrets import redact
@@ -102,7 +102,12 @@ def _find_user_error(error: BaseException) -> BaseException:
     """Returns the `UserError` that explains an error; the error itself if there is none."""
     error = explain_missing_extra(error) or error
     if not isinstance(error, UserError):
-        error = explain_full_disk(error) or explain_long_name(error) or error
+        error = (
+            explain_full_disk(error)
+            or explain_long_name(error)
+            or explain_deleted_folder(error)
+            or error
+        )
     if isinstance(error, yaml.YAMLError):  # also raised for tags that construct Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     return error

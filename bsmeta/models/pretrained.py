@@ -421,7 +421,7 @@ def load_exported(
         optional: Weights whose names contain this may be missing; None: no weight may.
 
     Raises:
-        DataError: If it is damaged or incomplete.
+        DataError: If it is damaged, or weights are missing, unexpected or of another shape.
     """
     import torch
 
@@ -432,15 +432,16 @@ def load_exported(
     except _LOADING_ERRORS as error:
         raise DataError(f"{folder}: the {name} cannot be loaded: {error}") from error
 
-    missing = [
+    missing_keys = [
         key
         for key in loading_report["missing_keys"]
         if optional is None or optional not in f".{key}"
     ]
-    if missing or loading_report["mismatched_keys"]:
+    problems = _list_loading_problems({**loading_report, "missing_keys": missing_keys})
+    if problems:
         raise DataError(
-            f"{folder}: weights are missing, {sorted(missing)[:3]}; expected the model/ of a run "
-            f"or checkpoint of {tasks}"
+            f"{folder}: its weights are not those of the {name} of its config.json: "
+            f"{'; '.join(problems)}. Expected the model/ of a run or checkpoint of {tasks}"
         )
     exported: PreTrainedModel = model.eval()
     return exported

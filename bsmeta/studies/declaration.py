@@ -33,7 +33,12 @@ DECLARATION = "study.json"
 _KEYS_WITHOUT_EFFECT = ("label", "pilot_deviation", "pilot_document_error")
 """Keys of a claim that do not affect its verdict."""
 
-_VALUES_BEFORE_KEYS_EXISTED = {"cluster": DOCUMENT, "random_order": False, "downstream": None}
+_VALUES_BEFORE_KEYS_EXISTED = {
+    "cluster": DOCUMENT,
+    "random_order": False,
+    "downstream": None,
+    "is_late": False,
+}
 """Values of keys that an older declaration lacks; they keep the behavior of its time."""
 
 
@@ -53,7 +58,10 @@ def declare_study(study: StudyConfig) -> None:
     file = locate_declaration(study)
     earlier = _read_declaration(study)
     declaration = _make_declaration(study)
-    if earlier is not None:
+    if earlier is None:
+        declaration["is_late"] = _is_started(study, declaration)
+    else:
+        declaration["is_late"] = earlier["is_late"]
         _refuse_other_settings(earlier, declaration, file)
         declaration["arms"] = {**earlier["arms"], **declaration["arms"]}
         if _is_started(study, earlier):
@@ -87,13 +95,14 @@ def restore_declared_study(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
     """Returns the study as it was declared, and notes on how its file differs from that.
 
     The study includes seeds and arms added to the file after the first run, but no added claims.
+    Without a declaration, it is returned as it is, with a note.
 
     Raises:
         DataError: If the file of the declaration is damaged.
     """
     declared = _read_declaration(study)
     if declared is None:
-        return study, []
+        return study, _note_late_declaration(study)
 
     arms = dict(study.arms)
     for name, arm in declared["arms"].items():
@@ -102,6 +111,7 @@ def restore_declared_study(study: StudyConfig) -> tuple[StudyConfig, list[str]]:
     seeds = list(dict.fromkeys([*declared["seeds"], *study.seeds]))
 
     notes = [
+        *(_note_late_declaration(study) if declared["is_late"] else []),
         *_note_removed("seeds", declared["seeds"], study.seeds),
         *_note_removed("arms", declared["arms"], study.arms),
         *_note_changed_claims(declared["claims"], study),
@@ -276,6 +286,16 @@ def _select_test_keys(claim: ClaimConfig) -> dict[str, Any]:
 
 def _select_test_keys_of_claims(study: StudyConfig) -> dict[str, dict[str, Any]]:
     return {name: _select_test_keys(claim) for name, claim in study.claims.items()}
+
+
+def _note_late_declaration(study: StudyConfig) -> list[str]:
+    """Returns a note on claims that no declaration precedes; [] if the study has no claims."""
+    if not study.claims:
+        return []
+    return [
+        f"No {DECLARATION} from before the first run declares the claims: if they, or the seeds, "
+        "were chosen by their results, the verdicts do not hold."
+    ]
 
 
 def _note_removed(plural_noun: str, declared: Iterable[Any], current: Iterable[Any]) -> list[str]:

@@ -262,6 +262,25 @@ def test_a_tokenizer_class_that_is_not_a_tokenizer_is_refused(folder: Path) -> N
         read_tokenizer(folder)
 
 
+def test_a_tokenizer_that_draws_tokens_at_random_is_refused(folder: Path) -> None:
+    """With BPE-dropout, the same text has other tokens in every call."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["dropout"] = 0.25
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigurationError) as error:
+        read_tokenizer(folder)
+    assert str(error.value) == (
+        f"{folder}: dropout=0.25 in the model of its tokenizer.json draws the tokens of a text at "
+        "random, so every call would have other tokens; expected a tokenizer that always returns "
+        'the same tokens: set "dropout" to null there'
+    )
+
+    content["model"]["dropout"] = 0.0
+    file.write_text(json.dumps(content))
+    assert read_tokenizer(folder)("a")["input_ids"] == [65]
+
+
 def test_values_that_make_transformers_fail_are_reported_as_damage(folder: Path) -> None:
     change_json(folder / "config.json", num_attention_heads=0)
     with pytest.raises(DataError, match=r"model: one of its files is damaged \(ZeroDivisionError"):

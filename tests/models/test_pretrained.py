@@ -31,7 +31,12 @@ from transformers import (
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.model_files import read_model_and_report, read_model_config
-from bsmeta.models.pretrained import check_encoder_weights, load_weights, record_tokenizer
+from bsmeta.models.pretrained import (
+    check_encoder_weights,
+    load_exported,
+    load_weights,
+    record_tokenizer,
+)
 from tests.models.saved_models import save_model
 
 Weights = dict[str, torch.Tensor]
@@ -250,4 +255,24 @@ def test_weights_of_another_head_are_counted(
         "model_name=x: 5 weights of another head are not used: cls.predictions.bias, "
         "cls.predictions.transform.LayerNorm.bias, cls.predictions.transform.LayerNorm.weight, "
         "cls.predictions.transform.dense.bias, cls.predictions.transform.dense.weight"
+    )
+
+
+def test_an_export_with_other_weights_than_its_config_is_refused(tmp_path: Path) -> None:
+    """Without the last layer in `config.json`, its weights would be ignored."""
+    ENCODERS["bert alone"]().save_pretrained(tmp_path)
+    assert not load_exported(AutoModel, tmp_path, "encoder", "task=x", optional=".pooler.").training
+
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "num_hidden_layers": 1}))
+    with pytest.raises(DataError) as error:
+        load_exported(AutoModel, tmp_path, "encoder", "task=x", optional=".pooler.")
+    assert str(error.value) == (
+        f"{tmp_path}: its weights are not those of the encoder of its config.json: 16 unexpected "
+        "(they would be ignored): encoder.layer.1.attention.output.LayerNorm.bias, "
+        "encoder.layer.1.attention.output.LayerNorm.weight, "
+        "encoder.layer.1.attention.output.dense.bias, "
+        "encoder.layer.1.attention.output.dense.weight, encoder.layer.1.attention.self.key.bias "
+        "and 11 others. Expected the model/ of a run or checkpoint of task=x"
     )

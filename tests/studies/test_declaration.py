@@ -18,10 +18,37 @@ from tests.studies.study_files import CLAIM, SMALL_STUDY, finished, loaded
 
 
 @pytest.fixture
-def declared(kept: StudyConfig) -> StudyConfig:
+def declared(study: StudyConfig, request: pytest.FixtureRequest) -> StudyConfig:
     """A study of three arms and three seeds, declared before it was measured."""
-    declare_study(kept)
-    return kept
+    declare_study(study)
+    measured: StudyConfig = request.getfixturevalue("kept")
+    return measured
+
+
+LATE = (
+    "No study.json from before the first run declares the claims: if they, or the seeds, were "
+    "chosen by their results, the verdicts do not hold."
+)
+
+
+def test_claims_without_a_declaration_before_the_first_run_are_named(
+    declared: StudyConfig,
+) -> None:
+    """A deleted declaration can be replaced by one of easier claims, but the report says so."""
+    assert LATE not in compute_results(declared).notes
+
+    locate_declaration(declared).unlink()
+    easier = {
+        name: replace(claim, smallest_difference=9.0) for name, claim in declared.claims.items()
+    }
+    again = replace(declared, claims=easier)
+    assert compute_results(again).notes[0] == LATE
+    assert compute_results(replace(declared, claims={})).notes == []
+
+    declare_study(again)
+    declare_study(again)
+    assert json.loads(locate_declaration(declared).read_text())["is_late"] is True
+    assert compute_results(again).notes[0] == LATE
 
 
 def test_a_removed_seed_changes_no_verdict(declared: StudyConfig) -> None:
@@ -99,14 +126,14 @@ def test_a_declaration_older_than_claims_about_tasks_is_read(
     ]  # fmt: skip
 
 
-def test_the_declared_tasks_are_read_instead_of_the_changed_file(kept: StudyConfig) -> None:
+def test_the_declared_tasks_are_read_instead_of_the_changed_file(study: StudyConfig) -> None:
     quiz = ClaimConfig(label="a", arm="url", task="quiz", shots=5, smallest_difference=0.1)
     tasks = DownstreamConfig(tasks=["quiz"], limit=9)
-    declared = replace(kept, claims={"quiz": quiz}, downstream=tasks)
+    declared = replace(study, claims={"quiz": quiz}, downstream=tasks)
     declare_study(declared)
     easier = replace(tasks, limit=2, arms=["none", "url"])
-    study, notes = restore_declared_study(replace(declared, downstream=easier))
-    assert study.downstream == replace(tasks, arms=["none", "url"])
+    restored, notes = restore_declared_study(replace(declared, downstream=easier))
+    assert restored.downstream == replace(tasks, arms=["none", "url"])
     assert notes == [
         "The tasks (downstream) in the study's file differ from the tasks declared with its "
         "claims: only scores of the declared tasks are read."

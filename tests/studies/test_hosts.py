@@ -105,8 +105,9 @@ def keep(study: StudyConfig, sites: list[str]) -> StudyConfig:
 
 
 def test_the_declared_unit_counts(study: StudyConfig) -> None:
-    by_host = replace(keep(study, ["a.org", "b.org"] * 10), cluster="host")
+    by_host = replace(study, cluster="host")
     declare_study(by_host)
+    keep(study, ["a.org", "b.org"] * 10)
     assert json.loads(locate_declaration(study).read_text())["cluster"] == "host"
     with pytest.raises(
         ConfigurationError, match=r"cluster=document: changed since the first run.*cluster=host"

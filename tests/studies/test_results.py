@@ -43,8 +43,9 @@ def test_runs_on_other_data_are_not_compared(kept: StudyConfig) -> None:
         compute_results(kept)
 
 
-def test_seeds_added_later_are_named(kept: StudyConfig) -> None:
-    declare_study(replace(kept, seeds=[1, 2]))
+def test_seeds_added_later_are_named(study: StudyConfig, request: pytest.FixtureRequest) -> None:
+    declare_study(replace(study, seeds=[1, 2]))
+    kept = request.getfixturevalue("kept")
     declare_study(kept)
     notes = compute_results(kept).notes
     assert len(notes) == 1

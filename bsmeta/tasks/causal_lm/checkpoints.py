@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,24 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, compute_metadata_room, compute_row_length
+from bsmeta.config.data import BY_TEXT, DataConfig, compute_metadata_room, compute_row_length
 from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.saved_runs import change_keys, convert_to_config, read_saved_config
-from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.model_files import create_model, read_model_config, read_tokenizer
 from bsmeta.data.text.tokenizer import check_vocabulary, count_trained_tokens
+from bsmeta.metadata.rendering import Renderer
 from bsmeta.models.embeddings import add_embeddings
-from bsmeta.models.pretrained import check_model_folder, choose_device, load_weights
+from bsmeta.models.pretrained import (
+    TOKENS_HASH,
+    check_model_folder,
+    choose_device,
+    load_weights,
+)
 from bsmeta.models.shapes import count_positions
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.checkpoints import RECIPE, Location, read_recipe
+from bsmeta.tasks.checkpoints import RECIPE, RECIPE_KEYS, Location, read_recipe
 
 
 def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:
@@ -51,17 +58,92 @@ def read_run_config(
     Args:
         training_config_file: The `config.yaml` of the run; None: the one beside the model.
         overrides: Keys of the configuration to change.
+
+    Raises:
+        ConfigurationError: If the configuration cannot be read or is invalid, if it renders
+            metadata in another way than the recipe of the model says, or if bsmeta has exported the
+            model, and neither file is there.
     """
     path = Path(training_config_file) if training_config_file else location.config
     if path is None:
+        _refuse_lost_recipe(location)
         return change_keys(CausalLMConfig(), overrides)
     if path.name == RECIPE:
-        recipe = convert_to_config(read_recipe(path), CausalLMConfig, str(path))
-        return change_keys(recipe, overrides)
+        return change_keys(_read_recipe_config(path), overrides)
 
-    config = read_saved_config(path, {"causal_lm": TASKS["causal_lm"]}, overrides)
+    tasks = {"causal_lm": TASKS["causal_lm"]}
+    config = read_saved_config(path, tasks, {})
     assert isinstance(config, CausalLMConfig)
-    return config
+    if training_config_file is None:
+        _refuse_other_recipe(config, path, Path(location.model) / RECIPE)
+    return change_keys(config, overrides)
+
+
+def _read_recipe_config(file: Path) -> CausalLMConfig:
+    """Reads the recipe of a model; all keys on which rendering does not depend have defaults."""
+    return convert_to_config(read_recipe(file), CausalLMConfig, str(file))
+
+
+def _refuse_lost_recipe(location: Location) -> None:
+    """Refuses a model that bsmeta has exported, if the configuration of its metadata is missing.
+
+    Its metadata would be rendered with the default settings, and not as in training.
+
+    Raises:
+        ConfigurationError: If `config.json` has an entry that only an export of bsmeta has.
+    """
+    try:
+        is_exported = hasattr(read_model_config(location.model), TOKENS_HASH)
+    except (OSError, ValueError):
+        return  # reported when the model is loaded
+    if is_exported:
+        raise ConfigurationError(
+            f"checkpoint={location.name}: neither {RECIPE} nor the config.yaml of its run is "
+            f"beside the model, although bsmeta has exported it ({TOKENS_HASH} in its "
+            "config.json), so it is unknown how its metadata was rendered. Copy "
+            f"{RECIPE} from the folder that the model comes from, or try again with a connection "
+            "to the Hub; evaluate and generate also take training_config=FILE"
+        )
+
+
+def _refuse_other_recipe(config: CausalLMConfig, config_file: Path, recipe_file: Path) -> None:
+    """Refuses a run's configuration that renders metadata in another way than the model's recipe.
+
+    Both were written by the same run, so one of them has been changed, or is of another model.
+
+    Args:
+        config_file: The `config.yaml` of the run, for messages.
+        recipe_file: The recipe of the model, if the file exists.
+
+    Raises:
+        ConfigurationError: Listing the keys with different values.
+    """
+    if not recipe_file.is_file():
+        return
+    recipe = _select_rendering_keys(_read_recipe_config(recipe_file).data_config)
+    differences = "\n".join(
+        describe_differences(
+            {"data_config": recipe},
+            {"data_config": _select_rendering_keys(config.data_config)},
+            f"in {RECIPE}",
+            "in config.yaml",
+        )
+    )
+    if differences:
+        raise ConfigurationError(
+            f"{config_file} renders metadata in another way than {recipe_file}, which was saved "
+            "with the weights. Restore the file that was changed; to evaluate other settings than "
+            f"those of training, use overrides:\n{differences}"
+        )
+
+
+def _select_rendering_keys(data: DataConfig) -> dict[str, Any]:
+    """Returns the values of `RECIPE_KEYS`; the metadata budget only if it has an effect."""
+    values = asdict(data)
+    rendering_values = {name: values[name] for name in RECIPE_KEYS}
+    if data.row_budget != BY_TEXT:
+        del rendering_values["row_metadata_budget"]
+    return rendering_values
 
 
 class OpenedModel:
@@ -171,13 +253,17 @@ def _make_initial_model(
 
 
 def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
-    """Refuses a model without embeddings for all tokens, or without positions for all sequences."""
+    """Refuses a model without embeddings for all tokens, or without positions for all sequences.
+
+    It also refuses a tokenizer without the special tokens of the metadata.
+    """
     num_embeddings = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if len(tokenizer) > num_embeddings:
         raise ConfigurationError(
             f"the tokenizer has {len(tokenizer)} tokens, the model {num_embeddings} embeddings: "
             "it is not the tokenizer that the model was trained with"
         )
+    _refuse_unknown_special_tokens(tokenizer, data.metadata_config)
 
     positions = count_positions(model.config)
     if positions is not None and compute_row_length(data) > positions:
@@ -188,4 +274,23 @@ def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataC
             f"data_config.metadata_config.max_seq_len={length}{with_room}, but the model has only "
             f"{positions} positions; +overrides.data_config.metadata_config.max_seq_len="
             f"{positions // 2 if room else positions}"
+        )
+
+
+def _refuse_unknown_special_tokens(
+    tokenizer: PreTrainedTokenizerBase, metadata: MetadataConfig
+) -> None:
+    """Refuses metadata with special tokens that the tokenizer would encode as ordinary text.
+
+    Raises:
+        ConfigurationError: Listing the tokens.
+    """
+    vocabulary = tokenizer.get_vocab()
+    special_tokens = Renderer(metadata).list_special_tokens()
+    unknown = [token for token in special_tokens if token not in vocabulary]
+    if unknown:
+        raise ConfigurationError(
+            f"data_config.metadata_config: its special tokens {', '.join(map(repr, unknown))} are "
+            "not in the tokenizer of the model, which was trained without them; expected the "
+            "metadata settings and types of the training"
         )

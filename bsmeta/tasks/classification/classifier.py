@@ -14,6 +14,7 @@ the tokenizer as `from_pretrained` reads them.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,8 @@ NGRAMS_FILE = "ngrams.json"
 
 ENCODER_PREFIX = "encoder."
 """Prefix of the encoder's weights in a classifier."""
+LOGIT_WEIGHTS = frozenset({"head.weight", "head.bias", "words.weight", "words.bias"})
+"""The linear weights of a classifier whose first dimension is that of the logits."""
 MAX_WORD_LOGITS = 1 << 22
 """Maximum number of logits of word features that are computed at a time."""
 
@@ -65,8 +68,31 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if self.pooling not in (None, *POOLINGS):
             raise ValueError(f"pooling={self.pooling}: expected one of {', '.join(POOLINGS)}")
+        check_labels(self.labels, len(self.labels), has_several=self.thresholds is not None)
         if self.thresholds is not None:
             check_thresholds(self.thresholds, len(self.labels))
+
+
+def check_labels(labels: Sequence[object], logit_count: int, *, has_several: bool) -> None:
+    """Checks the labels of a saved model.
+
+    Args:
+        logit_count: The number of logits that the model computes for a text.
+        has_several: Whether a text may have several labels.
+
+    Raises:
+        ValueError: If they are not one distinct text for each logit, or if every text would have
+            the same label.
+    """
+    if not all(isinstance(label, str) and label.strip() for label in labels):
+        raise ValueError("labels: one of them is empty or no text; expected texts")
+    if len(set(labels)) < len(labels):
+        repeated = next(label for label, count in Counter(labels).items() if count > 1)
+        raise ValueError(f"labels: {repeated!r} occurs more than once; expected distinct labels")
+    if len(labels) != logit_count:
+        raise ValueError(f"labels: found {len(labels)}, expected {logit_count}, one for each logit")
+    if len(labels) < 2 and not has_several:
+        raise ValueError(f"labels: found {len(labels)}, expected two or more")
 
 
 def check_thresholds(thresholds: Sequence[float], label_count: int) -> None:
@@ -328,8 +354,15 @@ def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
         words = _load_words(folder, weights) if description.has_words else None
         head = None
         if description.pooling is not None:
-            labels, size = weights["head.weight"].shape
-            head = nn.Linear(size, labels)
+            label_count, size = weights["head.weight"].shape
+            head = nn.Linear(size, label_count)
+
+        for name in LOGIT_WEIGHTS & weights.keys():
+            check_labels(
+                description.labels,
+                len(weights[name]),
+                has_several=description.thresholds is not None,
+            )
 
         model = Classifier(description, encoder, head, words)
         state = model.state_dict()
@@ -339,7 +372,7 @@ def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
                 f"{WEIGHTS_FILE} has {sorted(weights)}, expected {sorted(expected_names)}"
             )
         model.load_state_dict({**state, **weights})
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise DataError(f"{folder}: the classifier cannot be loaded: {error}") from error
 
     if not all(bool(value.isfinite().all()) for value in weights.values()):

@@ -159,7 +159,7 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
     examples: Examples | None = None
     try:
         examples = open_examples(training_table, tokenizer)
-        refuse_other_label_form(examples, location.name, has_several=has_several)
+        refuse_other_labels(examples, location.name, labels, has_several=has_several)
     except UserError as error:
         if config.validation_file is None:
             raise
@@ -251,26 +251,39 @@ def _configure_training_table(
     return dataclasses.replace(saved, csv=data.csv, database=data.database)
 
 
-def refuse_other_label_form(examples: Examples, model: str, *, has_several: bool) -> None:
-    """Refuses a table with one label per text for a model of several labels, and the reverse.
+def refuse_other_labels(
+    examples: Examples, model: str, labels: Sequence[str], *, has_several: bool
+) -> None:
+    """Refuses a table whose labels are not those of the model, in the same order.
+
+    Scores compare the indexes of labels.
 
     Args:
         examples: The table.
         model: The name of the model, for messages.
+        labels: The labels of the model.
         has_several: Whether the model predicts several labels.
 
     Raises:
-        ConfigurationError: If the table has the other form.
+        ConfigurationError: If the table has other labels, or the model predicts one label a text
+            and the table has several, or the reverse.
     """
-    if examples.has_several == has_several:
-        return
-    forms = ("one label", "several labels")
-    raise ConfigurationError(
-        f"checkpoint={model}: the model predicts {forms[has_several]} a text, and the table "
-        f"{examples.facts['csv']} has {forms[examples.has_several]}; expected a table of the "
-        "model's form (data_config.labels, data_config.label_separator)",
-        ["data_config.labels"],
-    )
+    table = examples.facts["csv"]
+    if examples.has_several != has_several:
+        forms = ("one label", "several labels")
+        raise ConfigurationError(
+            f"checkpoint={model}: the model predicts {forms[has_several]} a text, and the table "
+            f"{table} has {forms[examples.has_several]}; expected a table of the model's form "
+            "(data_config.labels, data_config.label_separator)",
+            ["data_config.labels"],
+        )
+    if tuple(labels) != examples.labels:
+        raise ConfigurationError(
+            f"checkpoint={model}: the model has the labels {list_labels(labels)}, and the table "
+            f"{table} has {list_labels(examples.labels)}; expected the same labels in the same "
+            "order: restore the table that the model was trained on, or name another table: "
+            "validation_file=FILE"
+        )
 
 
 def compute_weights(config: ClassificationConfig, examples: Examples) -> list[float]:

@@ -48,6 +48,7 @@ from bsmeta.tasks.classification.classifier import (
     SINGLE_LABEL_TYPE,
     Classifier,
     Description,
+    check_labels,
     check_thresholds,
     freeze_below,
     is_classifier,
@@ -292,9 +293,11 @@ def load_model(folder: Path) -> nn.Module:
     if not is_classifier(folder):
         from transformers import AutoModelForSequenceClassification
 
-        return pretrained.load_exported(
+        model = pretrained.load_exported(
             AutoModelForSequenceClassification, folder, "classifier", task
         )
+        _check_config_labels(model.config, folder)
+        return model
 
     pretrained.check_model_folder(str(folder), f"{folder}")
     encoder = None
@@ -325,6 +328,21 @@ def _remove_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return encoder
+
+
+def _check_config_labels(model_config: Any, folder: Path) -> None:
+    """Refuses a model of transformers without a distinct label for each logit.
+
+    Raises:
+        DataError: If its labels are invalid.
+    """
+    numbers = range(model_config.num_labels)
+    labels = [model_config.id2label.get(number) for number in numbers]
+    has_several = model_config.problem_type == MULTI_LABEL_TYPE
+    try:
+        check_labels(labels, len(numbers), has_several=has_several)
+    except ValueError as error:
+        raise DataError(f"{folder / CONFIG_FILE}: id2label: {error}") from error
 
 
 def read_labels(model: nn.Module) -> tuple[str, ...]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
+import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
@@ -151,15 +153,14 @@ def is_partitioned(module: nn.Module) -> bool:
     return any(hasattr(parameter, "ds_id") for parameter in module.parameters())
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of the model that its configuration saves."""
 
-    embedding_size: int
-    temperature: float
-    pooling: str
+    embedding_size: Annotated[int, msgspec.Meta(ge=1)]
+    temperature: Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+    pooling: Literal["mean", "first"]
     is_shared: bool
-    entity_layers: int | None
+    entity_layers: Annotated[int, msgspec.Meta(ge=0)] | None
     has_prior: bool
     has_nil: bool
     has_detector: bool = False  # models from before there was one have no such setting
@@ -444,7 +445,7 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     settings = Settings(
         embedding_size=config.embedding_size,
         temperature=config.temperature,
-        pooling=config.pooling,
+        pooling=cast(Any, config.pooling),  # one of the choices of the key
         is_shared=config.share_encoders,
         entity_layers=config.train_entity_layers,
         has_prior=config.log_prior != "none",
@@ -616,7 +617,7 @@ def save_model(
 
     entity_encoder = model.entity_encoder
     content = {
-        "settings": asdict(model.settings),
+        "settings": msgspec.to_builtins(model.settings),
         "mention_encoder": model.mention_encoder.config.to_dict(),
         "entity_encoder": None if entity_encoder is None else entity_encoder.config.to_dict(),
         _TABLE_KEY: table_fingerprint,
@@ -634,7 +635,7 @@ def load_model(folder: Path) -> BiEncoder:
     refuse_unsafe_model(folder)
     try:
         content = parse_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        settings = Settings(**content["settings"])
+        settings = msgspec.convert(content["settings"], Settings)
         with pretrained.load_whole_weights():
             mention_encoder = _rebuild_encoder(content["mention_encoder"])
             entity_encoder = None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import checkpoints
-from bsmeta.tasks.causal_lm.checkpoints import read_run_config
+from bsmeta.tasks.causal_lm.checkpoints import load_model, read_run_config
 from bsmeta.tasks.causal_lm.model_card import write_card
 from bsmeta.tasks.checkpoints import RECIPE_KEYS, locate_model, read_recipe
+from tests.conftest import REPOSITORY
 
 RECIPE = "data_config: {metadata_config: {metadata_list: [url], max_seq_len: 77}}\n"
 
@@ -90,3 +95,79 @@ def test_a_malformed_recipe_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "metadata.yaml").write_text(content)
     with pytest.raises(ConfigurationError, match="data_config.* in .*metadata.yaml"):
         read_run_config(locate_model(str(tmp_path)), None, {})
+
+
+def test_an_export_without_its_recipe_is_refused(tmp_path: Path) -> None:
+    """Its metadata would be rendered with the default settings, and not as in training."""
+    config_file = tmp_path / "config.json"
+    config_file.write_text('{"model_type": "gpt2"}')
+    assert read_run_config(locate_model(str(tmp_path)), None, {}) == CausalLMConfig()
+
+    config_file.write_text('{"model_type": "gpt2", "tokenizer_xxh3": "0123"}')
+    with pytest.raises(ConfigurationError) as error:
+        read_run_config(locate_model(str(tmp_path)), None, {})
+    assert str(error.value) == (
+        f"checkpoint={tmp_path}: neither metadata.yaml nor the config.yaml of its run is beside "
+        "the model, although bsmeta has exported it (tokenizer_xxh3 in its config.json), so it is "
+        "unknown how its metadata was rendered. Copy metadata.yaml from the folder that the model "
+        "comes from, or try again with a connection to the Hub; evaluate and generate also take "
+        "training_config=FILE"
+    )
+
+
+def test_a_run_whose_config_renders_other_metadata_than_its_model_is_refused(
+    tmp_path: Path,
+) -> None:
+    def make_config(types: list[str], separator: str) -> CausalLMConfig:
+        metadata = MetadataConfig(metadata_list=types, metadata_sep=separator)
+        return CausalLMConfig(data_config=DataConfig(metadata_config=metadata))
+
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    run_config = tmp_path / "config.yaml"
+    trained = make_config(["url", "title"], " | ")
+    write_card(trained, tmp_path / "metrics.jsonl", [], model)
+    run_config.write_text(format_yaml(trained))
+    location = locate_model(str(tmp_path))
+    assert read_run_config(location, None, {}) == trained
+    overridden = {"data_config": {"metadata_config": {"metadata_sep": "; "}}}
+    assert read_run_config(location, None, overridden) == make_config(["url", "title"], "; ")
+
+    run_config.write_text(format_yaml(make_config(["url"], "; ")))
+    with pytest.raises(ConfigurationError) as error:
+        read_run_config(location, None, {})
+    assert str(error.value) == (
+        f"{run_config} renders metadata in another way than {model}/metadata.yaml, which was saved "
+        "with the weights. Restore the file that was changed; to evaluate other settings than "
+        "those of training, use overrides:\n"
+        "  data_config.metadata_config.metadata_list: ['url', 'title'] in metadata.yaml, "
+        "['url'] in config.yaml\n"
+        "  data_config.metadata_config.metadata_sep:  |  in metadata.yaml, ;  in config.yaml"
+    )
+    assert read_run_config(location, str(run_config), {}) == make_config(["url"], "; ")
+
+
+def test_metadata_with_special_tokens_that_the_tokenizer_lacks_is_refused(tmp_path: Path) -> None:
+    """They would be encoded as ordinary text, which no training has seen."""
+    shape = LlamaConfig(
+        vocab_size=4096, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(tmp_path)
+    shutil.copytree(REPOSITORY / "examples" / "tokenizer", tmp_path, dirs_exist_ok=True)
+
+    def load(token: str) -> PreTrainedTokenizerBase:
+        metadata = MetadataConfig(metadata_boundary_token=token)
+        config = CausalLMConfig(data_config=DataConfig(metadata_config=metadata))
+        location = locate_model(str(tmp_path))
+        return load_model(location, config, "float32", torch.device("cpu"))[1]
+
+    assert len(load("<|endoftext|>")) == 4096
+    with pytest.raises(ConfigurationError) as error:
+        load("<|body|>")
+    assert str(error.value) == (
+        "data_config.metadata_config: its special tokens '<|body|>' are not in the tokenizer of "
+        "the model, which was trained without them; expected the metadata settings and types of "
+        "the training"
+    )

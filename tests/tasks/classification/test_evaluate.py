@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 from bsmeta import evaluate, explain, generate
 from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.generating import GenerateConfig
-from bsmeta.config.saved_runs import format_yaml
+from bsmeta.config.saved_runs import format_yaml, read_saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification import classifier, systems
 from bsmeta.tasks.classification import evaluate as module
@@ -35,7 +37,7 @@ from bsmeta.tasks.classification.evaluate import (
     write_predictions,
 )
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.model import Scored, build_with_head
+from bsmeta.tasks.classification.model import Scored, build_with_head, load_model
 from bsmeta.tasks.classification.report import MAJORITY, summarize_results
 from bsmeta.tasks.classification.results import Results, TestSet
 from bsmeta.tasks.classification.systems import Split, fit_word_system, predict_by_words
@@ -393,3 +395,42 @@ def test_baselines_are_scored_on_the_test_set(monkeypatch: pytest.MonkeyPatch) -
     model, (note,) = fit_word_system("ab", [1.0, 1.0], Split(labels, texts))
     assert model is None
     assert note.startswith("TF-IDF + linear SVM left out: with 2 labels")
+
+
+def test_a_table_with_other_labels_than_the_model_is_refused(run: Path, tmp_path: Path) -> None:
+    """Scores compare indexes: with the labels of `right` and `left` swapped, they were the same."""
+    other_run = tmp_path / "run"
+    shutil.copytree(run, other_run)
+    file = other_run / "model" / "config.json"
+    content = json.loads(file.read_text())
+    assert content["id2label"] == {"0": "left", "1": "neutral", "2": "right"}
+    content["id2label"] = {"0": "right", "1": "neutral", "2": "left"}
+    file.write_text(json.dumps(content))
+
+    with pytest.raises(ConfigurationError) as error:
+        evaluated(other_run)
+    table = read_saved_config(run / "config.yaml", TASKS, {}).data_config.csv  # type: ignore[attr-defined]
+    assert str(error.value) == (
+        f"checkpoint={other_run}: the model has the labels right, neutral, left, and the table "
+        f"{table} has left, neutral, right; expected the same labels in the same order: restore "
+        "the table that the model was trained on, or name another table: validation_file=FILE"
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"0": "left", "1": "left", "2": "right"}, "'left' occurs more than once"),
+        ({"0": "left", "1": "", "2": "right"}, "one of them is empty or no text"),
+        ({"0": "left", "1": "neutral", "3": "right"}, "one of them is empty or no text"),
+    ],
+)
+def test_a_head_without_a_distinct_label_for_each_logit_is_refused(
+    run: Path, tmp_path: Path, labels: dict[str, str], message: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(run / "model", model)
+    content = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**content, "id2label": labels}))
+    with pytest.raises(DataError, match=rf"config\.json: id2label: labels: {message}"):
+        load_model(model)

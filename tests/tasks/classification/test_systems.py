@@ -366,9 +366,39 @@ def unknown_pooling(folder: Path) -> None:
     (folder / CONFIG_FILE).write_text(text.replace('"pooling": "mean"', '"pooling": "sum"'))
 
 
+def change_labels(*labels: str) -> Callable[[Path], None]:
+    """Returns a function that replaces the labels of an exported classifier."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / CONFIG_FILE).read_text())
+        content["text_classifier"]["labels"] = labels
+        (folder / CONFIG_FILE).write_text(json.dumps(content))
+
+    return change
+
+
+def one_row_of_words(folder: Path) -> None:
+    """Keeps the word weights of the first label, which would be added to the logits of all."""
+    weights = load_file(folder / WEIGHTS_FILE)
+    words = weights["words.weight"][:1].clone()
+    save_file({**weights, "words.weight": words}, folder / WEIGHTS_FILE)
+
+
+def flat_words(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS_FILE)
+    flat = weights["words.weight"].flatten()[:3].clone()
+    save_file({**weights, "words.weight": flat}, folder / WEIGHTS_FILE)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (change_labels("left", "left", "right"), "labels: 'left' occurs more than once"),
+        (change_labels("left", " ", "right"), "labels: one of them is empty"),
+        (change_labels("left", "right"), "labels: found 2, expected 3, one for each logit"),
+        (change_labels("left"), "labels: found 1, expected two or more"),
+        (one_row_of_words, "labels: found 3, expected 1, one for each logit"),
+        (flat_words, "cannot be loaded: tuple index out of range"),
         (broken_weights, "has values that are not finite"),
         (repeated_ngram, "do not have the same features"),
         (without_head, "cannot be loaded: 'head.weight'"),

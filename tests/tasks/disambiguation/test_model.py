@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,6 +28,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.model import (
+    CONFIG_FILE,
     BiEncoder,
     average_tokens,
     build_model,
@@ -199,6 +201,32 @@ def test_a_saved_model_gives_the_same_scores(
     with torch.no_grad():
         found = load_model(tmp_path / "model")(**inputs()).scores
         assert torch.allclose(found, model(**inputs()).scores, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"temperature": -0.01}, r"Expected `float` > 0.0 - at `\$.temperature`"),
+        ({"temperature": math.nan}, r"Expected `float` > 0.0 - at `\$.temperature`"),
+        ({"temperature": math.inf}, r"Expected `float` <= 1.79\d+e\+308 - at `\$.temperature`"),
+        ({"has_prior": "false"}, r"Expected `bool`, got `str` - at `\$.has_prior`"),
+        ({"pooling": "max"}, r"Invalid enum value 'max' - at `\$.pooling`"),
+        ({"entity_layers": -1}, r"Expected `int` >= 0 - at `\$.entity_layers`"),
+        ({"has_priors": True}, "unknown field `has_priors`"),
+    ],
+)
+def test_settings_that_no_model_has_are_refused(
+    encoder: Path, tmp_path: Path, values: dict[str, Any], reason: str
+) -> None:
+    """With a temperature below 0, the worst candidate would be the first."""
+    model = built(encoder)
+    save_model(model, model.state_dict(), tmp_path, "table")
+    file = tmp_path / CONFIG_FILE
+    content = json.loads(file.read_text())
+    content["settings"] |= values
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f"the model cannot be loaded: .*{reason}"):
+        load_model(tmp_path)
 
 
 def test_another_model_is_refused(encoder: Path) -> None:

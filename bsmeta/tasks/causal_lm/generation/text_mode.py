@@ -106,10 +106,16 @@ def _answer_interactively(default_request: Request, writer: Writer, config: Meta
 
 
 def _write_file(results: Iterable[Result], path: str) -> None:
-    """Writes a line of JSON for each request: its fields, rendered metadata, generated texts."""
+    """Writes a line of JSON for each request: its fields, rendered metadata, generated texts.
+
+    The file appears when it is complete; until then, it is `{path}.part`. A pipe or a device is
+    written directly.
+    """
+    output = Path(path)
+    part = output if output.exists() else output.with_name(f"{output.name}.part")
     count = 0
     try:
-        with Path(path).open("wb") as file:
+        with part.open("wb") as file:
             for result in results:
                 request = msgspec.structs.asdict(result.request)
                 if request["id"] is None:
@@ -117,6 +123,8 @@ def _write_file(results: Iterable[Result], path: str) -> None:
                 line = {**request, "prefix": result.prefix, "samples": result.samples}
                 file.write(msgspec.json.encode(line) + b"\n")
                 count += 1
+        if part != output:
+            part.replace(output)
     except OSError as error:
         raise ConfigurationError(f"output={path} cannot be written: {error}") from error
     print(f"{count} results written to {path}", file=sys.stderr)

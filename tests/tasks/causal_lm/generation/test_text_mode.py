@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bsmeta.models.manifest import write_model_manifest
+from bsmeta.tasks.causal_lm.generation.requests import Request
+from bsmeta.tasks.causal_lm.generation.writer import Result, Writer
 
 Generate = Callable[..., int]
 
@@ -94,6 +96,31 @@ def test_an_existing_file_is_not_replaced(
     message = f"output={requests} exists; delete it, or name another file"
     assert message in capsys.readouterr().err
     assert requests.read_text() == '{"prompt": "A set"}\n'
+
+
+def test_results_appear_under_their_name_when_they_are_complete(
+    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that reads a file of results can rely on having all of them."""
+    write = Writer.write
+
+    def write_one(writer: Writer, requests: Sequence[Request]) -> Iterator[Result]:
+        yield next(write(writer, requests))
+        raise KeyboardInterrupt
+
+    source, target = tmp_path / "requests.jsonl", tmp_path / "results.jsonl"
+    source.write_text('{"prompt": "A set"}\n{"prompt": "A file"}\n')
+    keys = (f"input={source}", f"output={target}", "max_new_tokens=2", "batch_size=1")
+    with monkeypatch.context() as patches:
+        patches.setattr(Writer, "write", write_one)
+        assert generate(*keys) == 1
+    assert not target.exists()
+    part = tmp_path / "results.jsonl.part"
+    assert [result["prompt"] for result in read_lines(part)] == ["A set"]
+
+    assert generate(*keys) == 0
+    assert [result["prompt"] for result in read_lines(target)] == ["A set", "A file"]
+    assert not part.exists()
 
 
 def test_a_refused_request_leaves_no_file(generate: Generate, tmp_path: Path) -> None:
