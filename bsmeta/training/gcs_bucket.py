@@ -198,7 +198,7 @@ class GCSBucket(RunBucket):
         return blocks
 
     def _put(self, key: str, content: bytes, *, is_new: bool) -> bool:
-        checksum = _encode_digest(content)
+        checksum = encode_md5(content)
         metadata = json.dumps({"name": key, "md5Hash": checksum}).encode()
         boundary = uuid.uuid4().hex
         body = b"".join(
@@ -248,7 +248,7 @@ class GCSBucket(RunBucket):
             "PUT",
             self._locate_parts(upload.key),
             params={"partNumber": str(number), "uploadId": upload.upload_id},
-            headers={"Content-MD5": _encode_digest(content)},
+            headers={"Content-MD5": encode_md5(content)},
             data=content,
         )
         return {"ETag": response.headers.get("ETag", "")}
@@ -332,7 +332,7 @@ def _find_text(body: bytes, tag: str) -> str:
         return ""
 
 
-def _encode_digest(content: bytes) -> str:
+def encode_md5(content: bytes) -> str:
     """Returns the MD5 of an object, in the form of the API."""
     digest = hashlib.md5(content, usedforsecurity=False).digest()
     return base64.b64encode(digest).decode()

@@ -65,6 +65,10 @@ class Storage(ObjectServer):
         """Lists the objects of unfinished uploads in parts."""
         return [name for name, _ in self._uploads.values()]
 
+    def drop_uploads(self) -> None:
+        """Forgets all unfinished uploads in parts."""
+        self._uploads.clear()
+
     def answer(
         self, method: str, target: str, headers: Message, content: bytes
     ) -> tuple[Answer, int | None]:
