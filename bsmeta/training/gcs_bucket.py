@@ -251,7 +251,9 @@ class GCSBucket(RunBucket):
             headers={"Content-MD5": encode_md5(content)},
             data=content,
         )
-        return {"ETag": response.headers.get("ETag", "")}
+        if "ETag" not in response.headers:
+            raise ResponseError(response.status_code, "the response has no ETag")
+        return {"ETag": response.headers["ETag"]}
 
     def _complete_parts(self, upload: PartedUpload) -> None:
         root = ElementTree.Element("CompleteMultipartUpload")
@@ -270,8 +272,12 @@ class GCSBucket(RunBucket):
             )
         except ResponseError as error:
             # If the response to an earlier attempt was lost, the upload has become the object.
-            if error.status != 404 or self._measure(upload.key) != upload.file.stat().st_size:
+            if error.status != 404:
                 raise
+        size = self._measure(upload.key)
+        expected_size = upload.file.stat().st_size
+        if size != expected_size:
+            raise ResponseError(200, f"stored an object of {size} bytes, expected {expected_size}")
 
     def _abort_parts(self, upload: PartedUpload) -> None:
         parameters = {"uploadId": upload.upload_id}

@@ -157,7 +157,8 @@ class Storage(ObjectServer):
             if request.headers.get("Content-MD5", checksum) != checksum:
                 return 400, {}, error("BadDigest")
             parts[int(request.query["partNumber"])] = request.content
-            return 200, {"ETag": f'"{hashlib.md5(request.content).hexdigest()}"'}, b""
+            etag = f'"{hashlib.md5(request.content).hexdigest()}"'
+            return 200, {"ETag": etag, "X-Goog-Hash": f"md5={checksum}"}, b""
 
         del self._uploads[upload_id]
         if request.method == "DELETE":

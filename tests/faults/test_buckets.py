@@ -32,7 +32,12 @@ __all__ = ["gcs", "s3", "server", "small_disk"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
-ENGINES = pytest.mark.parametrize("stage", ["", "2", "fsdp2"], ids=["ddp", "zero2", "fsdp2"])
+ENGINES = pytest.mark.parametrize(
+    ("server", "stage"),
+    [("s3", ""), ("s3", "2"), ("s3", "fsdp2"), ("gcs", "")],  # a store sees only files
+    ids=["s3-ddp", "s3-zero2", "s3-fsdp2", "gcs-ddp"],
+    indirect=["server"],
+)
 Start = Callable[..., Run]
 
 

@@ -44,6 +44,12 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     server.close()
 
 
+SLOW_ON_GCS = pytest.mark.parametrize(
+    "server", ["s3", pytest.param("gcs", marks=pytest.mark.slow)], indirect=True
+)
+"""Whole runs; those on the second store are slow tests."""
+
+
 @pytest.fixture(params=["s3", "gcs"])
 def server(request: pytest.FixtureRequest) -> BucketServer:
     """An empty bucket of each store."""

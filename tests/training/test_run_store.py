@@ -41,6 +41,7 @@ from tests.training.bucket_runs import (
     list_published,
     matches,
 )
+from tests.training.conftest import SLOW_ON_GCS
 from tests.training.rank_threads import run_ranks
 from tests.waiting import wait_until
 from tests.warm import REPOSITORY, Warm
@@ -457,16 +458,24 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses
 
 
+PHASES = (
+    ("PUT", "checkpoint-8step/state", [4]),
+    ("PUT", "checkpoint-8step/manifest", [4]),
+    ("PUT", "metrics.jsonl/000001-000002", [4, 8]),
+    ("DELETE", "checkpoint-4step/manifest", [4, 8]),
+    ("DELETE", "checkpoint-4step/state", [8]),
+)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("method", "path", "checkpoints"),
+    ("server", "method", "path", "checkpoints"),
     [
-        ("PUT", "checkpoint-8step/state", [4]),
-        ("PUT", "checkpoint-8step/manifest", [4]),
-        ("PUT", "metrics.jsonl/000001-000002", [4, 8]),
-        ("DELETE", "checkpoint-4step/manifest", [4, 8]),
-        ("DELETE", "checkpoint-4step/state", [8]),
+        *(("s3", *phase) for phase in PHASES),
+        ("gcs", *PHASES[0]),
+        *(pytest.param("gcs", *phase, marks=pytest.mark.slow) for phase in PHASES[1:]),
     ],
+    indirect=["server"],
 )
 def test_a_run_killed_in_any_phase_of_a_save_resumes_elsewhere(
     method: str,
@@ -492,6 +501,7 @@ def test_a_run_killed_in_any_phase_of_a_save_resumes_elsewhere(
 
 
 @pytest.mark.long
+@SLOW_ON_GCS
 def test_a_run_that_cannot_write_is_refused_before_step_1(
     server: BucketServer, tmp_path: Path
 ) -> None:
@@ -517,6 +527,7 @@ def test_a_run_that_cannot_write_is_refused_before_step_1(
 
 
 @pytest.mark.long
+@SLOW_ON_GCS
 def test_a_server_that_fails_ends_the_run_with_an_intact_checkpoint(
     server: BucketServer, tmp_path: Path
 ) -> None:
@@ -529,6 +540,7 @@ def test_a_server_that_fails_ends_the_run_with_an_intact_checkpoint(
 
 
 @pytest.mark.long
+@SLOW_ON_GCS
 def test_two_ranks_save_in_a_thread_and_resume_elsewhere(
     server: BucketServer, tmp_path: Path, launch: Callable[..., Any]
 ) -> None:
@@ -583,6 +595,7 @@ def list_uploads(server: BucketServer) -> list[str]:
 
 
 @pytest.mark.long
+@SLOW_ON_GCS
 @ENGINES
 def test_two_machines_without_a_shared_folder_save_and_resume(
     stage: str, server: BucketServer, tmp_path: Path
@@ -622,6 +635,7 @@ def assert_machines_resume(server: BucketServer, tmp_path: Path, stage: str) -> 
 
 
 @pytest.mark.long
+@SLOW_ON_GCS
 @SHARDED_ENGINES
 def test_a_failed_upload_of_the_second_machine_fails_the_save_on_both(
     stage: str, server: BucketServer, tmp_path: Path
@@ -638,6 +652,7 @@ def test_a_failed_upload_of_the_second_machine_fails_the_save_on_both(
 
 
 @pytest.mark.long
+@SLOW_ON_GCS
 @pytest.mark.parametrize("path", ["checkpoint-8step/state/__1_0", "checkpoint-8step/manifest"])
 @SHARDED_ENGINES
 def test_a_machine_that_is_killed_in_a_save_leaves_the_earlier_checkpoint(
@@ -655,6 +670,7 @@ def test_a_machine_that_is_killed_in_a_save_leaves_the_earlier_checkpoint(
 
 
 @pytest.mark.long
+@SLOW_ON_GCS
 @SHARDED_ENGINES
 def test_a_changed_object_on_one_machine_is_skipped_by_both(
     stage: str, server: BucketServer, tmp_path: Path
@@ -672,6 +688,7 @@ def test_a_changed_object_on_one_machine_is_skipped_by_both(
 
 
 @pytest.mark.long
+@SLOW_ON_GCS
 @SHARDED_ENGINES
 def test_two_machines_roll_back_to_a_checkpoint_in_the_bucket(
     stage: str, server: BucketServer, tmp_path: Path
