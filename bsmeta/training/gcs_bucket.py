@@ -6,9 +6,11 @@ unfinished upload is no object, while parts that are composed later are. Each ob
 is uploaded with the MD5 of its content, which the server verifies.
 (https://cloud.google.com/storage/docs/json_api, …/docs/multipart-uploads, …/docs/retry-strategy)
 
-google-cloud-storage (3.17) is not used because it would add ten packages (protobuf and grpc's
-protocols among them) to the two that reading `gs://` needs, and its parallel uploads
-(`transfer_manager`) read the file again in processes of their own.
+google-cloud-storage (3.17) is not used because it would add nine packages (protobuf and
+opentelemetry-api among them) to google-auth and requests, which reading `gs://` needs anyway, and
+its parallel uploads (`transfer_manager.upload_chunks_concurrently`) divide one file at a time. The
+S3-compatible mode of the XML API is not used because it needs HMAC keys instead of the credentials
+that reading uses.
 """
 
 from __future__ import annotations
@@ -288,9 +290,11 @@ class GCSBucket(RunBucket):
         return f"{self._parts_url}/{quote(key, safe='')}"
 
     def _is_interruption(self, error: Exception) -> bool:
-        from requests.exceptions import ChunkedEncodingError, ConnectionError, Timeout
+        from requests.exceptions import ChunkedEncodingError, ConnectionError
+        from urllib3.exceptions import MaxRetryError
 
-        return isinstance(error, (ChunkedEncodingError, ConnectionError, Timeout))
+        has_been_retried = any(isinstance(cause, MaxRetryError) for cause in error.args)
+        return isinstance(error, (ChunkedEncodingError, ConnectionError)) and not has_been_retried
 
     @contextmanager
     def _convert_errors(self, action: str) -> Iterator[None]:

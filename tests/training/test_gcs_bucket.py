@@ -88,6 +88,18 @@ def test_transient_failures_are_retried(gcs: Storage, status: int) -> None:
     assert [method for method, _, _ in gcs.requests] == ["PUT"] * 10
 
 
+def test_a_server_that_cannot_be_reached_is_tried_ten_times(
+    gcs: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[int] = []
+    monkeypatch.setattr(gcs_bucket, "choose_delay", lambda number: failures.append(number) or 0.0)
+    bucket = GCSBucket(gcs.run_url)
+    gcs.close()
+    with pytest.raises(DataError, match="reading claim: .*STORAGE_EMULATOR_HOST, a proxy"):
+        bucket.read("claim")
+    assert failures == [*range(1, 10)]
+
+
 def test_a_missing_bucket_is_refused(gcs: Storage) -> None:
     with pytest.raises(ConfigurationError, match=r"listing: HTTP 404 \(no bucket\); expected a"):
         GCSBucket("gs://corpse/runs/first").list_objects()
