@@ -125,6 +125,7 @@ class GCSBucket(RunBucket):
             allowed_methods=None,  # all of them
             status_forcelist=_RETRIED_STATUSES,
             raise_on_status=False,
+            respect_retry_after_header=False,  # a server could ask for hours
         )
         self._session = Session()
         self._session.auth = self._authorize
