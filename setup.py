@@ -59,7 +59,7 @@ EXTRAS = {
         "tensorflow-cpu>=2.21; python_version < '3.14' and platform_machine == 'x86_64'",
         "tensorflow>=2.21; python_version < '3.14' and platform_machine == 'aarch64'",
     ],
-    # s3:// and gs://: signatures and credentials
+    # s3:// and gs://: signatures, credentials, requests of a run
     "object-stores": ["botocore>=1.36", "google-auth>=2.35,<3", "requests>=2.32.2"],
     # tasks with a table of samples, which `datasets` stores
     # splits, metrics, the linear baseline, tables of reports

@@ -17,8 +17,9 @@ from tests.annotate.helpers import some_pages, write_pages
 from tests.canary import ADDRESSES, CONFIGURED, ENVIRONMENT, FILES, find_secrets
 from tests.conftest import REPOSITORY, run_warm
 from tests.data.azure_server import ACCOUNT, AzureServer, refuse
+from tests.data.bucket_server import BUCKET, SECRET, failing
 from tests.data.file_server import FileServer, Request
-from tests.data.s3_server import BUCKET, SECRET, S3Server, failing
+from tests.data.s3_server import S3Server
 
 LEAKING = Path(__file__).with_name("leaking_task.py")
 RAWPAGES = REPOSITORY / "examples/rawpages"

@@ -15,9 +15,10 @@ from bsmeta.core.files import ROOT
 PACKAGE = ROOT / "bsmeta"
 
 # Where an address is put together to be opened, not shown; redaction itself; a column of documents;
-# addresses of runs, in which `BUCKET_URL` permits no credentials.
+# addresses of runs, in which `BUCKET_URL` permits no credentials, and their form.
 OPENED = {
     ("core/secrets.py", "address"),
+    ("config/loop_checks.py", "RUN_ADDRESS"),
     ("data/io/azure_account.py", "url"),
     ("data/io/azure_blobs.py", "self._account.endpoint"),
     ("data/io/azure_blobs.py", "self._format_container_url(pattern.container)"),
@@ -25,11 +26,18 @@ OPENED = {
     ("data/io/file_sets.py", "(mirror or path.resolve().parent.as_uri()).rstrip('/')"),
     ("data/io/hub.py", "constants.ENDPOINT"),
     ("data/io/hub.py", "endpoint"),
-    ("data/io/objects.py", "self._endpoint"),
+    ("data/io/objects.py", "self._access.endpoint"),
     ("data/io/objects.py", "url"),
     ("metadata/decoding.py", "ADDRESS_KEY"),
     ("metadata/metadata_type.py", "url"),
+    ("training/bucket.py", "self._root_url"),
     ("training/bucket.py", "self.url"),
+    ("training/gcs_bucket.py", "endpoint"),
+    ("training/gcs_bucket.py", "self._objects_url"),
+    ("training/gcs_bucket.py", "self._parts_url"),
+    ("training/gcs_bucket.py", "self.url"),
+    ("training/s3_bucket.py", "self.url"),
+    ("training/run_copy.py", "RUN_ADDRESS"),
     ("training/run_copy.py", "self.url"),
     ("training/run_store.py", "self._bucket.url"),
     ("training/run_store.py", "url"),

@@ -152,8 +152,9 @@ class Run:
 def open_run(folder: str | Path) -> Run:
     """Opens the folder of a training run (`out_dir`) of any task, finished or not.
 
-    A run in a bucket (`s3://BUCKET/PREFIX`) is copied, without models, to the cache of the user;
-    the copy is updated at each call of a method. A killed process leaves it `running`.
+    A run in a bucket (`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`) is copied, without models, to the
+    cache of the user; the copy is updated at each call of a method. A killed process leaves it
+    `running`.
 
     Raises:
         UserError: If there is no run in the folder.

@@ -32,8 +32,8 @@ class EvaluateConfig:
 
     checkpoint: Any = key("runs/demo", is_path=True, takes_addresses=True)
     """a run folder (its model/, else the newest model/ of its checkpoints), a checkpoint folder, a
-    folder that from_pretrained loads, the address of a run in a bucket (s3://BUCKET/PREFIX) or of
-    its checkpoint, or a Hub model as hf://owner/name; or a list of them"""
+    folder that from_pretrained loads, the address of a run in a bucket (s3:// or gs://BUCKET/PREFIX)
+    or of its checkpoint, or a Hub model as hf://owner/name; or a list of them"""
     untrained: bool = key(False)
     """also evaluate the model that the (first) run started from, before any training"""
     training_config: str | None = key(None, is_path=True)

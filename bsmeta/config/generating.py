@@ -17,8 +17,8 @@ class GenerateConfig:
     """text: generate under metadata; attribute: infer metadata from text"""
     checkpoint: str = key("runs/demo", is_path=True, takes_addresses=True)
     """a run folder (its model/, else the newest model/ of its checkpoints), a checkpoint folder, a
-    folder that from_pretrained loads, the address of a run in a bucket (s3://BUCKET/PREFIX) or of
-    its checkpoint, or a Hub model as hf://owner/name"""
+    folder that from_pretrained loads, the address of a run in a bucket (s3:// or gs://BUCKET/PREFIX)
+    or of its checkpoint, or a Hub model as hf://owner/name"""
     training_config: str | None = key(None, is_path=True)
     """config.yaml of the run; null: found beside the model (defaults for a Hub model)"""
     overrides: dict[str, Any] = key({})

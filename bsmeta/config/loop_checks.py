@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from bsmeta.config.launch import Launch
 from bsmeta.config.metric_table import list_best_metrics
-from bsmeta.config.run_location import is_in_bucket, is_run_address
+from bsmeta.config.run_location import RUN_ADDRESS, is_run_address, lacks_bucket_library
 from bsmeta.config.schema import ADAMW, DEEPSPEED_OPTIMIZERS, OPTIMIZERS, RunConfig
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.config.value_checks import describe_refusal
@@ -137,7 +136,7 @@ def _find_name_problems(config: RunConfig) -> Iterator[Problem]:
     example = "out_dir=runs/first, for example"
     if "://" in out_dir and not is_run_address(out_dir):
         expected = (
-            "a folder, or s3://BUCKET/PREFIX without credentials, '=', '?' and '#'; runs in other "
+            f"a folder, or {RUN_ADDRESS} without credentials, '=', '?' and '#'; runs in other "
             "stores are written through a mounted folder"
         )
         example = "out_dir=s3://bucket/runs/first, for example"
@@ -147,6 +146,6 @@ def _find_name_problems(config: RunConfig) -> Iterator[Problem]:
         expected = "a folder of its own for the run, which overwrite_out_dir=true may empty"
     if expected:
         yield Problem("out_dir", HYDRA, format_value(format_url(out_dir)), expected, example)
-    if is_in_bucket(out_dir) and importlib.util.find_spec("botocore") is None:
+    if lacks_bucket_library(out_dir):
         expected = "a folder, because the library for buckets is not installed"
         yield describe_refusal(config, "out_dir", expected, "pip install 'bsmeta[object-stores]'")

@@ -15,7 +15,7 @@ class PredictConfig:
 
     checkpoint: str | None = key(None, is_path=True, takes_addresses=True)
     """a run folder (its model/, else the newest model/ of its checkpoints), or a checkpoint folder;
-    also in a bucket (s3://BUCKET/PREFIX); null: the ready-made model of task"""
+    also in a bucket (s3:// or gs://BUCKET/PREFIX); null: the ready-made model of task"""
     task: str | None = key(None, choices=tuple(READY_TASKS))
     """the ready-made model to use instead of a checkpoint, which `bsmeta build` makes; spelling
     corrects, spelling_words flags misspelled words, classification names the project that a

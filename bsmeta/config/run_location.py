@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 from pathlib import Path
 
 from bsmeta.config.schema import RunConfig
 
-BUCKET_SCHEME = "s3://"
-"""The scheme of the buckets that can hold a run; `gs://` and `az://` can only be read."""
-BUCKET_URL = re.compile(r"s3://([a-z0-9][a-z0-9.\-]+)/([^/?#=][^?#=]*)")
-"""Its second group is the prefix, which may end with slashes."""
+BUCKET_LIBRARIES = {"s3://": "botocore", "gs://": "google.auth"}
+"""Scheme of the buckets that can hold a run -> library that it needs; `az://` can only be read."""
+RUN_ADDRESS = " or ".join(f"{scheme}BUCKET/PREFIX" for scheme in BUCKET_LIBRARIES)
+"""The form of an address, for messages."""
+BUCKET_URL = re.compile(rf"({'|'.join(BUCKET_LIBRARIES)})([a-z0-9][a-z0-9._\-]+)/([^/?#=][^?#=]*)")
+"""Its groups are the scheme, the bucket and the prefix, which may end with slashes."""
 _HASH_LENGTH = 8
 _MAX_NAME_BYTES = 200  # of the end of an address in a local name; file systems allow 255
 
 
 def is_in_bucket(out_dir: str) -> bool:
     """Whether `out_dir` is the address of a bucket."""
-    return out_dir.startswith(BUCKET_SCHEME)
+    return out_dir.startswith(tuple(BUCKET_LIBRARIES))
+
+
+def lacks_bucket_library(out_dir: str) -> bool:
+    """Whether `out_dir` is the address of a bucket whose library is not installed."""
+    for scheme, library in BUCKET_LIBRARIES.items():
+        if out_dir.startswith(scheme):
+            try:
+                return importlib.util.find_spec(library) is None
+            except ModuleNotFoundError:  # not even its parent package
+                return True
+    return False
 
 
 def is_run_address(url: str) -> bool:

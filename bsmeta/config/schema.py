@@ -281,7 +281,7 @@ class RunConfig:
     seed: int = key(42, at_least=0, at_most=MAX_SEED, heading="Run folder and resuming")
     """seed of the weights, the dropout and every random choice about the data"""
     out_dir: str = key("runs/default", is_path=True, takes_addresses=True)
-    """run folder (relative to the working folder), or `s3://BUCKET/PREFIX`"""
+    """run folder (relative to the working folder), `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`"""
     staging_dir: str = key("runs/staging", is_path=True)
     """local folder in which a run in a bucket writes its files before it uploads them"""
     staging_max_gb: float | None = key(None, above=0)

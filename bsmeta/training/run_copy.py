@@ -13,14 +13,15 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from bsmeta.config.run_location import is_run_address, name_local_folder
+from bsmeta.config.run_location import RUN_ADDRESS, is_run_address, name_local_folder
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import DataError
 from bsmeta.core.files import join_inside, locate_user_cache, replace_atomically
 from bsmeta.core.parsing import decode_json
 from bsmeta.core.secrets import format_url
 from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
-from bsmeta.training.bucket import ObjectMissingError, RunBucket
+from bsmeta.training.bucket import ObjectMissingError
+from bsmeta.training.buckets import open_bucket
 from bsmeta.training.checkpoint import CONFIG_FILE
 from bsmeta.training.run_store import RUN_OBJECTS, is_claim, join_logs, list_log_parts
 
@@ -76,7 +77,7 @@ class RunCopy:
     def __init__(self, url: str) -> None:
         if not is_run_address(url):
             raise DataError(
-                f"{format_url(url)}: expected the address s3://BUCKET/PREFIX of a run, without "
+                f"{format_url(url)}: expected the address of a run, {RUN_ADDRESS}, without "
                 "credentials, '=', '?' and '#'"
             )
 
@@ -88,7 +89,7 @@ class RunCopy:
         self._checkpoint = parts.pop() if is_checkpoint else ""
 
         self.url = "/".join(parts)
-        self._bucket = RunBucket(self.url)
+        self._bucket = open_bucket(self.url)
         self.folder = locate_user_cache() / "runs" / name_local_folder(self.url)
         self.is_running = False
         self._etags: dict[str, str] = {}  # of all objects, by name

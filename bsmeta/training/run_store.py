@@ -44,6 +44,7 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import format_url
 from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
 from bsmeta.training.bucket import ObjectExistsError, ObjectMissingError, RunBucket
+from bsmeta.training.buckets import open_bucket
 from bsmeta.training.checkpoint import (
     CONFIG_FILE,
     DATA_STATE_FILE,
@@ -728,7 +729,8 @@ def open_store(config: RunConfig) -> RunStore:
     """Returns the store of a run; a bucket is not accessed yet.
 
     Raises:
-        ConfigurationError: If the configuration of AWS is malformed, or has no credentials.
+        ConfigurationError: If the configuration of the bucket's store is malformed, or has no
+            credentials.
     """
     folder = locate_run_folder(config).resolve()
     if not is_in_bucket(config.out_dir):
@@ -736,4 +738,4 @@ def open_store(config: RunConfig) -> RunStore:
 
     limit = config.staging_max_gb
     max_bytes = None if limit is None else int(limit * 1e9)
-    return BucketStore(folder, RunBucket(config.out_dir), max_bytes)
+    return BucketStore(folder, open_bucket(config.out_dir), max_bytes)

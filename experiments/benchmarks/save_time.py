@@ -37,7 +37,7 @@ import yaml
 from common import own_arguments
 
 from bsmeta.config.run_location import name_local_folder
-from bsmeta.training.bucket import RunBucket
+from bsmeta.training.buckets import open_bucket
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_KEYS = {
@@ -186,7 +186,7 @@ def measure_upload(folder: Path) -> float:
     """Returns the CPU seconds that this process needs to upload a GB to `run_server`."""
     file = folder / "random"
     file.write_bytes(os.urandom(UPLOAD_BYTES))
-    bucket = RunBucket(f"s3://{BUCKET}/upload")
+    bucket = open_bucket(f"s3://{BUCKET}/upload")
     bucket.upload("warm-up", file)
     began = time.process_time()
     bucket.upload("random", file)

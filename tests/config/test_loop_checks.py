@@ -58,9 +58,11 @@ def test_a_run_name_that_is_a_path_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "out_dir",
     [
-        "gs://bucket/run",
         "az://box/run",
         "hf://me/run",
+        "gs://bucket",
+        "gs://me:pass@b/run",
+        "gcs://bucket/run",
         "s3://bucket",
         "s3://bucket/",
         "s3://B/run",
@@ -69,7 +71,8 @@ def test_a_run_name_that_is_a_path_is_refused(name: str) -> None:
     ],
 )
 def test_an_address_that_cannot_hold_a_run_is_refused(out_dir: str) -> None:
-    assert list_refused_keys(out_dir="s3://bucket/runs/first") == []
+    for url in ("s3://bucket/runs/first", "gs://my_bucket.example.com/runs/first"):
+        assert list_refused_keys(out_dir=url) == []
     assert list_refused_keys(out_dir=out_dir) == ["out_dir"]
 
 

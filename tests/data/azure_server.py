@@ -13,7 +13,8 @@ from xml.sax.saxutils import escape
 import pytest
 
 from bsmeta.data.io import remote, remote_file
-from tests.data.cloud_storage_server import PAGE, Storage, forget
+from tests.data.bucket_server import Answer, ObjectServer
+from tests.data.cloud_storage_server import PAGE, forget
 
 ACCOUNT = "corpora"
 KEY = base64.b64encode(bytes(range(64))).decode()
@@ -40,8 +41,6 @@ SIGNED = (
     "If-Modified-Since", "If-Match", "If-None-Match", "If-Unmodified-Since", "Range",
 )  # fmt: skip
 
-Answer = tuple[int, dict[str, str], bytes]
-
 
 def refuse(status: int, code: str, **headers: str) -> Answer:
     """Returns a refusal; its body begins with a byte order mark, like Azure's."""
@@ -49,12 +48,11 @@ def refuse(status: int, code: str, **headers: str) -> Answer:
     return status, {name.replace("_", "-"): value for name, value in headers.items()}, body.encode()
 
 
-class AzureServer(Storage):
+class AzureServer(ObjectServer):
     """A container, public unless a key or a SAS token is required.
 
     Attributes:
         answers: Replacements for the answers to the next requests.
-        requests: The path with the query, and the range, of each request.
         key: The account key that requests must be signed with; "": none.
         sas: The SAS token that their query must end in; "": none.
         ignores_conditions: Whether it ignores If-Match.
@@ -66,15 +64,19 @@ class AzureServer(Storage):
         super().__init__()
         self.endpoint += f"/{ACCOUNT}"
         self.answers: list[Answer] = []
-        self.requests: list[tuple[str, str]] = []
         self.key = ""
         self.sas = ""
         self.ignores_conditions = False
 
-    def answer(self, path: str, request_headers: Message) -> Answer:
+    def answer(
+        self, method: str, target: str, headers: Message, content: bytes
+    ) -> tuple[Answer, int | None]:
+        self.requests.append((method, target, headers.get("Range", "")))
+        return self._respond(target, headers), None
+
+    def _respond(self, path: str, request_headers: Message) -> Answer:
         """Returns status, headers and body."""
         asked = request_headers.get("Range", "")
-        self.requests.append((path, asked))
         if self.answers:
             return self.answers.pop(0)
         if self.statuses:

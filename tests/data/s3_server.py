@@ -10,12 +10,7 @@ from botocore.session import Session
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-BUCKET = "corpus"
-SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLE"
-
-Environ = dict[str, Any]
-Fault = Callable[[Environ], tuple[int, dict[str, str], bytes] | int | None]
-"""Looks at a request: an answer of its own, the bytes after which the answer is cut, or None."""
+from tests.data.bucket_server import BUCKET, RUN_PREFIX, Environ, Fault
 
 
 class _Quiet(WSGIRequestHandler):
@@ -26,16 +21,14 @@ class _Quiet(WSGIRequestHandler):
 
 
 class S3Server:
-    """moto's server after the faults of a test.
-
-    Attributes:
-        faults: Asked in turn at each request.
-        requests: What was asked: method, path with query, range.
+    """moto's server after the faults of a test; see `BucketServer`.
 
     Args:
         certificate: Files of a certificate for `localhost` and its key; without them, the server
             does not speak TLS.
     """
+
+    run_url = f"s3://{BUCKET}/{RUN_PREFIX}"
 
     def __init__(self, certificate: tuple[str, str] | None = None) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -69,14 +62,24 @@ class S3Server:
         for key, content in files.items():
             self.client.put_object(Bucket=BUCKET, Key=key, Body=content)
 
+    def remove(self, key: str) -> None:
+        """Deletes an object."""
+        self.client.delete_object(Bucket=BUCKET, Key=key)
+
+    def list_keys(self) -> list[str]:
+        """Lists all objects in order."""
+        listing = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
+        return [entry["Key"] for entry in listing]
+
+    def list_unfinished(self) -> list[str]:
+        """Lists the objects of unfinished uploads in parts."""
+        uploads = self.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+        return [upload["Key"] for upload in uploads]
+
     def close(self) -> None:
         """Ends it."""
         self._server.shutdown()
         self._server.server_close()
-
-    def content_requests(self) -> list[str]:
-        """The ranges of objects that were asked for."""
-        return [asked for method, _, asked in self.requests if method == "GET" and asked]
 
     def _answer(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         query = f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}"
@@ -91,41 +94,3 @@ class S3Server:
             if isinstance(answer, int):
                 return [b"".join(self._app(environ, start_response))[:answer]]
         return self._app(environ, start_response)
-
-
-def is_content(environ: Environ) -> bool:
-    """Whether a request is for bytes of an object."""
-    return "HTTP_RANGE" in environ
-
-
-def error(code: str) -> bytes:
-    """The body of a refusal."""
-    return f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode()
-
-
-def failing(
-    status: int, code: str, times: int, where: Callable[[Environ], bool] = is_content
-) -> Fault:
-    """The first requests get a bad status."""
-    left = [times]
-
-    def fault(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
-        if not where(environ) or left[0] <= 0:
-            return None
-        left[0] -= 1
-        return status, {}, error(code)
-
-    return fault
-
-
-def cutting(after: int, times: int) -> Fault:
-    """The first answers with content end after so many bytes."""
-    left = [times]
-
-    def fault(environ: Environ) -> int | None:
-        if not is_content(environ) or left[0] <= 0:
-            return None
-        left[0] -= 1
-        return after
-
-    return fault

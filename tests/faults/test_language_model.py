@@ -27,7 +27,7 @@ from tests.faults.conftest import (
     same_run,
     same_weights,
 )
-from tests.training.bucket_runs import URL, copy_logs, kill_at, list_published
+from tests.training.bucket_runs import copy_logs, kill_at, list_published
 from tests.training.conftest import s3
 
 __all__ = ["s3"]
@@ -205,7 +205,7 @@ def test_row_7_a_run_killed_under_zero_2_continues_elsewhere_under_another_engin
     job = Job(tmp_path, ZERO_2)
     job.run(tmp_path / "whole")
 
-    keys = ("keep_last_checkpoints=2", "save_steps=3", f"out_dir={URL}")
+    keys = ("keep_last_checkpoints=2", "save_steps=3", f"out_dir={s3.run_url}")
     killed = job.start(tmp_path, *keys, f"staging_dir={tmp_path / 'first'}")
     s3.faults = [kill_at("PUT", "checkpoint-9step/manifest", killed.list_pids)]
     assert killed.wait() != 0

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.bucket_server import BUCKET, cutting, failing
 from tests.data.helpers import write_shards
 from tests.data.hub_server import shards_in
-from tests.data.s3_server import BUCKET, S3Server, cutting, failing
+from tests.data.s3_server import S3Server
 from tests.faults.conftest import RESUME, Run, list_metrics, same_run
 from tests.faults.test_hub import KEYS, TRAIN
 

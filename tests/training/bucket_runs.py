@@ -11,28 +11,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from bsmeta.models.manifest import FileEntry, find_fault
-from bsmeta.training.bucket import RunBucket
+from bsmeta.training.buckets import open_bucket
 from bsmeta.training.run_store import join_logs, list_log_parts
-from tests.data.s3_server import BUCKET, Environ, Fault, S3Server
-
-PREFIX = "runs/first"
-URL = f"s3://{BUCKET}/{PREFIX}"
+from tests.data.bucket_server import RUN_PREFIX, BucketServer, Environ, Fault
 
 
-def list_names(s3: S3Server) -> list[str]:
-    listing = s3.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{PREFIX}/").get("Contents", [])
-    return [entry["Key"].removeprefix(f"{PREFIX}/") for entry in listing]
+def list_names(server: BucketServer) -> list[str]:
+    """Lists the objects of the run."""
+    prefix = f"{RUN_PREFIX}/"
+    return [key.removeprefix(prefix) for key in server.list_keys() if key.startswith(prefix)]
 
 
-def list_published(s3: S3Server, folder: Path) -> list[int]:
+def list_published(server: BucketServer, folder: Path) -> list[int]:
     """Lists the steps of the checkpoints in the bucket, of which every file must be intact."""
+    bucket = open_bucket(server.run_url)
     steps = []
-    for name in list_names(s3):
+    for name in list_names(server):
         if name.endswith("step/manifest.json"):
-            content = json.loads(RunBucket(URL).read(name) or b"")
+            content = json.loads(bucket.read(name) or b"")
             steps.append(content["step"])
             for file, entry in content["files"].items():
-                RunBucket(URL).download(f"{name.split('/')[0]}/{file}", folder / "copy")
+                bucket.download(f"{name.split('/')[0]}/{file}", folder / "copy")
                 assert find_fault(folder / "copy", FileEntry(**entry)) is None, file
     return sorted(steps)
 
@@ -60,8 +59,8 @@ def kill_at(method: str, path: str, list_processes: Callable[[], Iterable[int]])
     return kill
 
 
-def copy_logs(s3: S3Server, folder: Path) -> None:
+def copy_logs(server: BucketServer, folder: Path) -> None:
     """Copies the logs of the run in the bucket to a new folder."""
     folder.mkdir()
-    for log, parts in list_log_parts(list_names(s3)).items():
-        (folder / log).write_bytes(join_logs(RunBucket(URL), parts))
+    for log, parts in list_log_parts(list_names(server)).items():
+        (folder / log).write_bytes(join_logs(open_bucket(server.run_url), parts))

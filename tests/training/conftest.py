@@ -1,4 +1,4 @@
-"""A bucket for runs."""
+"""Buckets for runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from tests.data.s3_server import SECRET, S3Server
+from tests.data.bucket_server import SECRET, BucketServer
+from tests.data.cloud_storage_server import Storage
+from tests.data.s3_server import S3Server
 
 
 @pytest.fixture
@@ -29,3 +31,27 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     server.connect()
     yield server
     server.close()
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    """A server with an empty bucket; delays between requests are short."""
+    monkeypatch.setattr("bsmeta.training.bucket.MAX_DELAY_S", 0.01)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Storage()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+    yield server
+    server.close()
+
+
+SLOW_ON_GCS = pytest.mark.parametrize(
+    "server", ["s3", pytest.param("gcs", marks=pytest.mark.slow)], indirect=True
+)
+"""Whole runs; those on the second store are slow tests."""
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def server(request: pytest.FixtureRequest) -> BucketServer:
+    """An empty bucket of each store."""
+    server: BucketServer = request.getfixturevalue(request.param)
+    return server

@@ -13,22 +13,22 @@ from bsmeta.core.files import UnsafeNameError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.checkpoints import locate_model
 from bsmeta.training.bucket import RunBucket, StoredObject
+from bsmeta.training.buckets import open_bucket
 from bsmeta.training.run_copy import RunCopy
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.run_store import BucketStore
 from tests.core.hostile_names import HOSTILE_NAMES
-from tests.data.s3_server import BUCKET, S3Server
+from tests.data.bucket_server import BUCKET, BucketServer
 
-URL = f"s3://{BUCKET}/runs/first"
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights"}
 
 
 @pytest.fixture
-def run(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def run(server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run in progress that has logged a step and exported a model."""
     monkeypatch.setenv("BSMETA_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "staging"
-    run = RunFolder(folder, BucketStore(folder, RunBucket(URL)))
+    run = RunFolder(folder, BucketStore(folder, open_bucket(server.run_url)))
     run.open(CausalLMConfig(), resume=False, overwrite=False)
     run.write_status("running", 3, None)
     (folder / "metrics.jsonl").write_text('{"event": "step", "step": 3, "loss": 0.5}\n')
@@ -40,9 +40,9 @@ def run(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFol
     return run
 
 
-def test_a_run_in_progress_is_read_by_its_address(run: RunFolder) -> None:
-    opened = bsmeta.open_run(URL)
-    assert repr(opened) == f"bsmeta.open_run('{URL}')"
+def test_a_run_in_progress_is_read_by_its_address(run: RunFolder, server: BucketServer) -> None:
+    opened = bsmeta.open_run(server.run_url)
+    assert repr(opened) == f"bsmeta.open_run('{server.run_url}')"
     assert opened.config.task == "causal_lm"
     assert opened.status().state == "running"
     assert opened.metrics() == [{"event": "step", "step": 3, "loss": 0.5}]
@@ -57,13 +57,15 @@ def test_a_run_in_progress_is_read_by_its_address(run: RunFolder) -> None:
     assert opened.status().state == "done"
 
 
-def test_a_process_that_has_released_the_run_is_not_running(run: RunFolder) -> None:
+def test_a_process_that_has_released_the_run_is_not_running(
+    run: RunFolder, server: BucketServer
+) -> None:
     run.store.close()
-    assert bsmeta.open_run(URL).status().state == "failed"
+    assert bsmeta.open_run(server.run_url).status().state == "failed"
 
 
 def test_an_object_that_is_deleted_during_the_copy_is_left_out(
-    run: RunFolder, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed_objects = RunBucket.list_objects
 
@@ -74,15 +76,15 @@ def test_an_object_that_is_deleted_during_the_copy_is_left_out(
         ]
 
     monkeypatch.setattr(RunBucket, "list_objects", list_with_deleted_checkpoint)
-    opened = bsmeta.open_run(URL)
+    opened = bsmeta.open_run(server.run_url)
     assert opened.status().state == "running"
     assert not (opened.path / "checkpoint-2step/manifest.json").exists()
 
 
-def test_a_model_is_copied_once_and_verified(run: RunFolder, s3: S3Server) -> None:
-    location = locate_model(URL)
+def test_a_model_is_copied_once_and_verified(run: RunFolder, server: BucketServer) -> None:
+    location = locate_model(server.run_url)
     model = Path(location.model)
-    assert location.name == URL
+    assert location.name == server.run_url
     assert {path.name: path.read_bytes() for path in model.iterdir()} == {
         **MODEL,
         "manifest.json": (run.path / "model/manifest.json").read_bytes(),
@@ -90,83 +92,86 @@ def test_a_model_is_copied_once_and_verified(run: RunFolder, s3: S3Server) -> No
     assert location.run_folder == model.parent
     assert location.config == model.parent / "config.yaml"
 
-    s3.requests.clear()
-    assert locate_model(f"{URL}/model").model == location.model
-    assert [path for _, path, _ in s3.requests if "safetensors" in path] == []
+    server.requests.clear()
+    assert locate_model(f"{server.run_url}/model").model == location.model
+    assert [path for _, path, _ in server.requests if "safetensors" in path] == []
 
-    s3.put({"runs/first/model/model.safetensors": b"Weights"})
+    server.put({"runs/first/model/model.safetensors": b"Weights"})
     (model / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=f"{URL}/model/model.safetensors: the object has cha"):
-        locate_model(URL)
+    with pytest.raises(
+        CheckpointError, match=f"{server.run_url}/model/model.safetensors: the object has cha"
+    ):
+        locate_model(server.run_url)
 
 
-def test_an_address_without_a_run_or_model_is_refused(run: RunFolder) -> None:
-    with pytest.raises(DataError, match=r"s3://corpus/runs/none: found no config\.yaml"):
-        bsmeta.open_run(f"s3://{BUCKET}/runs/none")
+def test_an_address_without_a_run_or_model_is_refused(run: RunFolder, server: BucketServer) -> None:
+    url = server.run_url.replace("first", "none")
+    with pytest.raises(DataError, match=rf"{url}: found no config\.yaml"):
+        bsmeta.open_run(url)
     with pytest.raises(DataError, match="found no checkpoint-4step/model; checkpoints with a mode"):
-        locate_model(f"{URL}/checkpoint-4step")
+        locate_model(f"{server.run_url}/checkpoint-4step")
 
 
 @pytest.mark.parametrize("name", ["config.yaml/x", "metrics.jsonl", "metrics.jsonl/x"])
 def test_an_object_with_the_name_of_a_folder_is_refused(
-    run: RunFolder, s3: S3Server, name: str
+    run: RunFolder, server: BucketServer, name: str
 ) -> None:
-    s3.put({f"runs/first/{name}": b"{}"})
+    server.put({f"runs/first/{name}": b"{}"})
     file = name.removesuffix("/x")
-    with pytest.raises(DataError, match=f"{URL}: found the file {file}, and further objects"):
-        bsmeta.open_run(URL)
+    with pytest.raises(DataError, match=f"found the file {file}, and further objects"):
+        bsmeta.open_run(server.run_url)
 
 
-def test_a_copy_loses_what_the_run_has_deleted(run: RunFolder, s3: S3Server) -> None:
-    s3.put(
+def test_a_copy_loses_what_the_run_has_deleted(run: RunFolder, server: BucketServer) -> None:
+    server.put(
         {
             "runs/first/checkpoint-3step/manifest.json": b"{}",
             "runs/first/checkpoint-4step/manifest.json": b"{}",
             "runs/first/evaluation": b"a file",
         }
     )
-    opened = bsmeta.open_run(URL)
-    model = Path(locate_model(URL).model)
+    opened = bsmeta.open_run(server.run_url)
+    model = Path(locate_model(server.run_url).model)
     assert [saved.step for saved in opened.checkpoints()] == [3, 4]
 
-    RunBucket(URL).delete("checkpoint-3step/manifest.json", "evaluation")
-    s3.put({"runs/first/evaluation/evaluation.json": b"{}"})
+    open_bucket(server.run_url).delete("checkpoint-3step/manifest.json", "evaluation")
+    server.put({"runs/first/evaluation/evaluation.json": b"{}"})
     assert [saved.step for saved in opened.checkpoints()] == [4]
     assert not (opened.path / "checkpoint-3step").exists()
     assert (opened.path / "evaluation/evaluation.json").read_bytes() == b"{}"
     assert (model / "model.safetensors").read_bytes() == b"weights"
 
 
-def list_downloads(s3: S3Server) -> list[str]:
+def list_downloads(server: BucketServer) -> list[str]:
     """Lists the objects that were read since the last call."""
-    paths = [path.partition("?") for method, path, _ in s3.requests if method == "GET"]
-    s3.requests.clear()
+    paths = [path.partition("?") for method, path, _ in server.requests if method == "GET"]
+    server.requests.clear()
     prefix = f"/{BUCKET}/runs/first/"
     return sorted(path.removeprefix(prefix) for path, _, _ in paths if path.startswith(prefix))
 
 
 def test_only_changed_objects_and_new_parts_of_logs_are_read_again(
-    run: RunFolder, s3: S3Server
+    run: RunFolder, server: BucketServer
 ) -> None:
-    s3.put({"runs/first/evaluation/evaluation.json": b"{}"})
-    copy = bsmeta.open_run(URL).path
-    s3.requests.clear()
-    bsmeta.open_run(URL)
-    assert list_downloads(s3) == []
+    server.put({"runs/first/evaluation/evaluation.json": b"{}"})
+    copy = bsmeta.open_run(server.run_url).path
+    server.requests.clear()
+    bsmeta.open_run(server.run_url)
+    assert list_downloads(server) == []
 
     with (run.path / "metrics.jsonl").open("a") as log:
         log.write('{"event": "step", "step": 4, "loss": 0.25}\n')
     run.store.publish_files()
-    s3.put({"runs/first/evaluation/evaluation.json": b"[]"})
-    s3.requests.clear()
-    assert [event["step"] for event in bsmeta.open_run(URL).metrics("step")] == [3, 4]
-    assert list_downloads(s3) == ["evaluation/evaluation.json", "metrics.jsonl/000001-000002"]
+    server.put({"runs/first/evaluation/evaluation.json": b"[]"})
+    server.requests.clear()
+    assert [event["step"] for event in bsmeta.open_run(server.run_url).metrics("step")] == [3, 4]
+    assert list_downloads(server) == ["evaluation/evaluation.json", "metrics.jsonl/000001-000002"]
     assert (copy / "evaluation/evaluation.json").read_bytes() == b"[]"
 
     (copy / "evaluation/evaluation.json").write_bytes(b"{} ")  # not by a copy
     (copy / "metrics.jsonl").unlink()
-    bsmeta.open_run(URL)
-    assert list_downloads(s3) == [
+    bsmeta.open_run(server.run_url)
+    assert list_downloads(server) == [
         "evaluation/evaluation.json",
         "metrics.jsonl/000001-000001",
         "metrics.jsonl/000001-000002",
@@ -174,35 +179,39 @@ def test_only_changed_objects_and_new_parts_of_logs_are_read_again(
     assert (copy / "evaluation/evaluation.json").read_bytes() == b"[]"
 
     (copy / ".objects.json").write_bytes(b"{")
-    bsmeta.open_run(URL)
-    assert "config.yaml" in list_downloads(s3)
+    bsmeta.open_run(server.run_url)
+    assert "config.yaml" in list_downloads(server)
 
 
-def test_a_log_of_a_later_start_replaces_the_copy(run: RunFolder, s3: S3Server) -> None:
-    opened = bsmeta.open_run(URL)
+def test_a_log_of_a_later_start_replaces_the_copy(run: RunFolder, server: BucketServer) -> None:
+    opened = bsmeta.open_run(server.run_url)
     assert [event["step"] for event in opened.metrics("step")] == [3]
-    RunBucket(URL).write("metrics.jsonl/000002-000001", b'{"event": "step", "step": 2}\n')
+    open_bucket(server.run_url).write(
+        "metrics.jsonl/000002-000001", b'{"event": "step", "step": 2}\n'
+    )
     assert [event["step"] for event in opened.metrics("step")] == [2]
 
 
-def test_a_missing_evaluation_is_made_from_the_address(run: RunFolder) -> None:
-    with pytest.raises(DataError, match=f"`bsmeta evaluate checkpoint={URL}` makes one"):
-        bsmeta.open_run(URL).evaluation()
+def test_a_missing_evaluation_is_made_from_the_address(
+    run: RunFolder, server: BucketServer
+) -> None:
+    with pytest.raises(DataError, match=f"evaluate checkpoint={server.run_url}` makes"):
+        bsmeta.open_run(server.run_url).evaluation()
 
 
 def test_a_name_that_no_object_has_is_no_address() -> None:
     for name in ("first\n", "\x1b[2J", "\udcff"):
-        with pytest.raises(DataError, match="expected the address s3://BUCKET/PREFIX of a run"):
+        with pytest.raises(DataError, match="expected the address of a run, s3://BUCKET"):
             RunCopy(f"s3://{BUCKET}/{name}")
 
 
 def test_names_that_lead_out_of_the_copy_are_refused(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = RunBucket(URL).list_objects()
+    objects = open_bucket(server.run_url).list_objects()
     monkeypatch.setattr(RunBucket, "list_objects", lambda *_: objects)
     monkeypatch.setattr(RunBucket, "read", lambda *_: b"{}")
-    copy = RunCopy(URL)
+    copy = RunCopy(server.run_url)
     for name in HOSTILE_NAMES:
         objects.append(StoredObject(name, 1))
         with pytest.raises(UnsafeNameError):

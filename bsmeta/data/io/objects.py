@@ -47,6 +47,7 @@ from xml.etree import ElementTree
 import httpx2
 import msgspec
 
+from bsmeta.core.cloud_storage import READ_SCOPE, CloudStorageAccess, read_error_message
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.parsing import decode_json
 from bsmeta.core.secrets import declare_secrets
@@ -576,18 +577,6 @@ class _ListingPage(msgspec.Struct):
     nextPageToken: str = ""
 
 
-class _ErrorDetails(msgspec.Struct):
-    """The `error` of an error response of Cloud Storage."""
-
-    message: str = ""
-
-
-class _ErrorResponse(msgspec.Struct):
-    """An error response of Cloud Storage."""
-
-    error: _ErrorDetails
-
-
 class CloudStorage(Bucket):
     """Objects on Google Cloud Storage, or on an emulator of its JSON API (STORAGE_EMULATOR_HOST).
 
@@ -600,31 +589,20 @@ class CloudStorage(Bucket):
     server_variables = "STORAGE_EMULATOR_HOST"
 
     def __init__(self) -> None:
-        import google.auth
         from google.auth.exceptions import DefaultCredentialsError
 
         super().__init__()
-        self._credentials: Any = None
-        emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-        if emulator:
-            self._endpoint = emulator if "://" in emulator else f"http://{emulator}"
-            return
-
-        self._endpoint = "https://storage.googleapis.com"
-        scope = "https://www.googleapis.com/auth/devstorage.read_only"
         try:
-            self._credentials, _ = google.auth.default(scopes=[scope])
+            self._access = CloudStorageAccess.open(READ_SCOPE)
         except DefaultCredentialsError as error:
-            # Without credentials, public buckets can still be read.
-            if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
-                raise ConfigurationError(
-                    "gs://… cannot be read: GOOGLE_APPLICATION_CREDENTIALS is wrong; correct it, "
-                    f"or unset it for a public bucket: {describe_error(error)}"
-                ) from None
+            raise ConfigurationError(
+                "gs://… cannot be read: GOOGLE_APPLICATION_CREDENTIALS is wrong; correct it, "
+                f"or unset it for a public bucket: {describe_error(error)}"
+            ) from None
 
     @property
     def server(self) -> str:
-        return format_server(self._endpoint)
+        return format_server(self._access.endpoint)
 
     def list_page(
         self,
@@ -641,7 +619,7 @@ class CloudStorage(Bucket):
         if page_token:
             parameters["pageToken"] = page_token
 
-        url = f"{self._endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
+        url = f"{self._access.endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
         url = f"{url}?{httpx2.QueryParams(parameters)}"
         body = self._get_body(url, pattern, subject, self._make_authorization_header())
         try:
@@ -665,7 +643,7 @@ class CloudStorage(Bucket):
 
     def _make_content_request(self, ref: FileRef) -> tuple[str, Headers]:
         name = f"b/{quote(ref.container, safe='')}/o/{quote(ref.path, safe='')}"
-        url = f"{self._endpoint}/storage/v1/{name}?alt=media&generation={ref.version}"
+        url = f"{self._access.endpoint}/storage/v1/{name}?alt=media&generation={ref.version}"
         # If gzip were not accepted, the store would decompress objects stored with this encoding.
         return url, {"Accept-Encoding": "gzip", **self._make_authorization_header()}
 
@@ -677,13 +655,10 @@ class CloudStorage(Bucket):
             )
 
     def _read_error_code(self, body: bytes) -> str:
-        try:
-            return decode_json(body, _ErrorResponse).error.message
-        except msgspec.MsgspecError:
-            return ""
+        return read_error_message(body)
 
     def _advise_on_access(self, code: str) -> str:
-        if self._credentials is None:
+        if not self._access.has_credentials:
             return (
                 "it is not public, and there are no credentials; run gcloud auth "
                 "application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
@@ -700,15 +675,10 @@ class CloudStorage(Bucket):
             TransientError: If renewing may succeed on a retry.
             ConfigurationError: If the credentials are refused.
         """
-        if self._credentials is None:
-            return {}
         from google.auth.exceptions import GoogleAuthError, TransportError
-        from google.auth.transport.requests import Request
 
         try:
-            with self._lock:
-                if not self._credentials.valid:
-                    self._credentials.refresh(Request())
+            return self._access.make_authorization_header()
         except TransportError as error:
             raise TransientError(describe_error(error)) from None
         except GoogleAuthError as error:
@@ -716,5 +686,3 @@ class CloudStorage(Bucket):
                 f"gs://… cannot be read: {describe_error(error)}; run gcloud auth "
                 "application-default login, or correct GOOGLE_APPLICATION_CREDENTIALS"
             ) from None
-        declare_secrets(self._credentials.token)
-        return {"Authorization": f"Bearer {self._credentials.token}"}

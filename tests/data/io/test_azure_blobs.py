@@ -70,7 +70,7 @@ def test_only_names_with_the_prefix_of_a_pattern_are_requested(
     listed = names(tmp_path, f"{URL}/web/part *.jsonl")
     assert listed == [f"part {number}.jsonl" for number in range(5)]
     start = f"/{ACCOUNT}/corpus?restype=container&comp=list&prefix=web%2Fpart%20&delimiter=%2F"
-    assert [path for path, _ in az.requests] == [
+    assert [path for _, path, _ in az.requests] == [
         start,
         f"{start}&marker=2",
         f"{start}&marker=4",
@@ -145,7 +145,7 @@ def test_a_request_has_the_sas_token(
     az.sas = SAS
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", SAS)
     assert read(list_blob(az, tmp_path)) == CONTENT
-    assert az.requests[0] == (f"/{ACCOUNT}/corpus/web/data.jsonl?{SAS}", "bytes=0-999")
+    assert az.requests[0] == ("GET", f"/{ACCOUNT}/corpus/web/data.jsonl?{SAS}", "bytes=0-999")
 
 
 def test_a_cut_answer_is_resumed_after_the_requested_wait(
@@ -161,7 +161,7 @@ def test_a_cut_answer_is_resumed_after_the_requested_wait(
     }
     az.answers = [(206, cut, CONTENT[:333]), refuse(503, "ServerBusy", Retry_After="7")]
     assert read(ref) == CONTENT
-    assert [asked for _, asked in az.requests[:3]] == ["bytes=0-999", *["bytes=333-999"] * 2]
+    assert [asked for _, _, asked in az.requests[:3]] == ["bytes=0-999", *["bytes=333-999"] * 2]
     assert "HTTP 503 (ServerBusy), which asks to wait 7 s; retrying" in caplog.text
 
 

@@ -26,20 +26,21 @@ from bsmeta.data.io.remote_file import BadCopyError
 from bsmeta.data.io.shards import find_validation_path, fingerprint_shards, list_shards
 from bsmeta.data.io.stores import find_file_store
 from bsmeta.data.stage import stage_data
-from tests.data.cloud_storage_server import forget
-from tests.data.forked import read_in_fork
-from tests.data.helpers import Run, run, same, small_config, write_shards
-from tests.data.hub_server import shards_in
-from tests.data.s3_server import (
+from tests.data.bucket_server import (
     BUCKET,
     SECRET,
     Environ,
-    S3Server,
     cutting,
     error,
     failing,
     is_content,
+    list_ranges,
 )
+from tests.data.cloud_storage_server import forget
+from tests.data.forked import read_in_fork
+from tests.data.helpers import Run, run, same, small_config, write_shards
+from tests.data.hub_server import shards_in
+from tests.data.s3_server import S3Server
 
 CONTENT = random.Random(0).randbytes(7700)
 URL = f"s3://{BUCKET}"
@@ -185,9 +186,9 @@ def test_the_held_out_object_is_left_out_by_its_name(s3: S3Server, tmp_path: Pat
 def test_an_object_is_read_in_blocks_and_cached(s3: S3Server, tmp_path: Path) -> None:
     ref = put_object(s3, tmp_path)
     assert read(ref) == CONTENT
-    assert len(s3.content_requests()) == 8
+    assert len(list_ranges(s3)) == 8
     assert read(ref) == CONTENT
-    assert len(s3.content_requests()) == 8
+    assert len(list_ranges(s3)) == 8
 
 
 def test_bad_answers_are_retried_and_cut_answers_resumed(
@@ -195,7 +196,7 @@ def test_bad_answers_are_retried_and_cut_answers_resumed(
 ) -> None:
     s3.faults = [failing(503, "SlowDown", 3), cutting(333, 2)]
     assert read(put_object(s3, tmp_path)) == CONTENT
-    assert "bytes=333-999" in s3.content_requests()
+    assert "bytes=333-999" in list_ranges(s3)
     assert "HTTP 503 (SlowDown); retrying" in caplog.text
 
 
@@ -320,7 +321,7 @@ def test_without_credentials_only_public_buckets_are_read(
         read(ref)
     s3.client.put_object_acl(Bucket=BUCKET, Key="web/data.jsonl", ACL="public-read")
     assert read(ref) == CONTENT
-    assert s3.content_requests()
+    assert list_ranges(s3)
     assert "Signature" not in "".join(path for _, path, _ in s3.requests)
 
 
@@ -443,7 +444,7 @@ def test_threads_share_a_store(s3: S3Server, tmp_path: Path) -> None:
     ref = put_object(s3, tmp_path, hub_cache_gb=0)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read, [ref] * 16)) == [CONTENT] * 16
-    assert len(s3.content_requests()) == 16 * 8
+    assert len(list_ranges(s3)) == 16 * 8
 
 
 def test_a_process_that_is_forked_after_a_read_reads_too(s3: S3Server, tmp_path: Path) -> None:
@@ -451,7 +452,7 @@ def test_a_process_that_is_forked_after_a_read_reads_too(s3: S3Server, tmp_path:
     assert read(ref) == CONTENT
     assert read_in_fork(ref) == CONTENT
     assert read(ref) == CONTENT
-    assert len(s3.content_requests()) == 3 * 8
+    assert len(list_ranges(s3)) == 3 * 8
 
 
 def test_a_missing_library_is_named_with_its_extra(

@@ -11,6 +11,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.io.stores import find_file_store, find_store
+from tests.data.bucket_server import ObjectServer
 from tests.data.cloud_storage_server import Storage
 from tests.data.forked import read_in_fork
 from tests.data.helpers import Run, run, same, small_config, write_shards
@@ -19,9 +20,9 @@ from tests.data.io.test_objects import CONTENT, STEPS, read
 
 
 @pytest.fixture(params=["gs", "az"])
-def storage(request: pytest.FixtureRequest) -> Storage:
+def storage(request: pytest.FixtureRequest) -> ObjectServer:
     """A server with one bucket, small blocks and short delays."""
-    server: Storage = request.getfixturevalue(request.param)
+    server: ObjectServer = request.getfixturevalue(request.param)
     return server
 
 
@@ -37,7 +38,7 @@ def list_refs(folder: Path, train_file: str, cache_gb: float = 20.0) -> list[Fil
     return paths  # type: ignore[return-value]
 
 
-def test_objects_are_listed_read_and_verified(storage: Storage, tmp_path: Path) -> None:
+def test_objects_are_listed_read_and_verified(storage: ObjectServer, tmp_path: Path) -> None:
     """An object stored with an encoding is read as it is stored."""
     contents = {f"web/{name}.jsonl": CONTENT for name in ("a b+ü", "b", "composed", "c")}
     storage.put({**contents, "web/": b"", "web/2020/d.jsonl": b"x"})
@@ -53,7 +54,7 @@ def test_objects_are_listed_read_and_verified(storage: Storage, tmp_path: Path) 
         assert (verifier and verifier.matches_hash()) is is_right
 
 
-def test_an_overwritten_object_is_refused(storage: Storage, tmp_path: Path) -> None:
+def test_an_overwritten_object_is_refused(storage: ObjectServer, tmp_path: Path) -> None:
     storage.put({"a.jsonl": CONTENT})
     (ref,) = list_refs(tmp_path, f"{storage.url}/a.jsonl")
     storage.put({"a.jsonl": CONTENT[::-1]})
@@ -64,7 +65,9 @@ def test_an_overwritten_object_is_refused(storage: Storage, tmp_path: Path) -> N
     )
 
 
-def test_a_process_that_is_forked_after_a_read_reads_too(storage: Storage, tmp_path: Path) -> None:
+def test_a_process_that_is_forked_after_a_read_reads_too(
+    storage: ObjectServer, tmp_path: Path
+) -> None:
     storage.put({"a.jsonl": CONTENT})
     (ref,) = list_refs(tmp_path, f"{storage.url}/a.jsonl", cache_gb=0.0)
     assert read(ref) == CONTENT
@@ -72,7 +75,9 @@ def test_a_process_that_is_forked_after_a_read_reads_too(storage: Storage, tmp_p
     assert read(ref) == CONTENT
 
 
-def test_a_missing_bucket_and_a_private_one_are_named(storage: Storage, tmp_path: Path) -> None:
+def test_a_missing_bucket_and_a_private_one_are_named(
+    storage: ObjectServer, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=r"there is no such (bucket|container).*: corpse"):
         list_refs(tmp_path, storage.url.replace("corpus", "corpse") + "/*.jsonl")
     storage.statuses = [401]
@@ -87,7 +92,7 @@ def test_unreadable_credentials_are_named(gs: Storage, monkeypatch: pytest.Monke
         find_store("gs")
 
 
-def test_batches_equal_batches_of_local_files(storage: Storage, tmp_path: Path) -> None:
+def test_batches_equal_batches_of_local_files(storage: ObjectServer, tmp_path: Path) -> None:
     folder = write_shards(tmp_path, [30, 41, 17, 26])
     storage.put(shards_in(folder))
     whole = run(small_config(folder), STEPS)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.bucket_server import BUCKET, SECRET
 from tests.data.helpers import write_shards
 from tests.data.hub_server import shards_in
-from tests.data.s3_server import BUCKET, SECRET, S3Server
+from tests.data.s3_server import S3Server
 
 SCRIPT = Path(__file__).with_name("watched_train.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
