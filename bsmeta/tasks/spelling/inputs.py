@@ -34,7 +34,8 @@ from bsmeta.tasks.spelling.ngrams import ORDER, Sentences, join_hashes
 PAIR_WEIGHT = 30.0
 TRIPLE_WEIGHT = 4.0
 
-CONTEXT_FEATURES = 20  # number of the features of a candidate in its context
+SENTENCE_FEATURES = 3  # number of the features of a candidate by the score of its sentence
+CONTEXT_FEATURES = 17 + SENTENCE_FEATURES  # number of its features in its context, with those last
 MODEL_FEATURES = 4  # number of further ones if there is a context model
 MIN_FREQUENCY = 1e-7  # the frequency of an unknown neighbor
 OTHER_LOG_SHARE = -3.0  # log share of the words without an embedding in a context model

@@ -214,7 +214,7 @@ class NgramModel:
 
         Args:
             sentences: The candidates and their neighbors.
-            listed: Pairs of words, with their shares of all pairs as counts.
+            listed: Pairs of words, with their shares of the words of a list as counts.
 
         Returns:
             The sum over the candidate and the words after it in the sentence, each given the
@@ -229,11 +229,11 @@ class NgramModel:
 
         # N-grams without the candidate are looked up once for all candidates of a word.
         spans: _Spans = {}
-        for shift, side in (
+        for shift, neighbors in (
             (0, sentences.neighbors.T[:_SIDE]),
             (first_after, sentences.neighbors.T[_SIDE:]),
         ):
-            for (start, end), span in self._add_spans({}, side).items():
+            for (start, end), span in self._add_spans({}, [*neighbors]).items():
                 spans[start + shift, end + shift] = _Span(*(values[rows] for values in span))
         self._add_spans(spans, columns)
 
@@ -243,8 +243,8 @@ class NgramModel:
             if column > first_after:
                 side = column - len(sentences.candidates)
                 is_inside &= ~sentences.is_boundary[rows, side - 1]
-                pairs = sentences.neighbors.T[side - 1 : side + 1]
-                shares = listed.count(join_hashes(*pairs))[rows]
+                shares = listed.count(join_hashes(*sentences.neighbors.T[side - 1 : side + 1]))
+                shares = shares[rows]
             else:
                 shares = listed.count(join_hashes(*columns[column - 1 : column + 1]))
             listed_probability = np.minimum(shares / frequencies[column - 1], 1)

@@ -69,7 +69,9 @@ def test_the_words_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_sentence_that_was_counted_scores_higher() -> None:
-    rows = CandidateInputs(lexicon()).build_rows([["we", "saw", "Berlin,", "and", "wee", "recieve"]])
+    rows = CandidateInputs(lexicon()).build_rows(
+        [["we", "saw", "Berlin,", "and", "wee", "recieve"]]
+    )
     score = FORM_FEATURES + 2 + 17  # of the sentence by n-grams
     we = rows.starts[4] + rows.texts[4].index("we")
     assert rows.features[we, score] > rows.features[rows.starts[4], score]
