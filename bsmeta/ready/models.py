@@ -13,7 +13,7 @@ from bsmeta.config.building import READY_TASKS
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import locate_user_cache
 
-FORMAT = 1
+FORMAT = 2
 """Version of all builds; increment it when this package trains them otherwise, or cannot read the
 earlier ones."""
 

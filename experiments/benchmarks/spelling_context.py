@@ -1,9 +1,10 @@
-"""Compares correctors with and without the features of the context model, on held-out text.
+"""Compares correctors with all features and without those of a model, on held-out text.
 
     python experiments/benchmarks/spelling_context.py texts.txt --steps 60
 
-Both rankers are trained on the same steps from the same weights. Prints one JSON line for each: F1
-of the corrections and false alarms on the validation samples, and the CPU seconds of the ranker.
+The rankers are trained on the same steps, with the same seed: with all features, without those of
+the context model, and without those of the n-grams of the sentence. Prints one JSON line for each:
+F1 of the corrections and false alarms on the validation samples, and the CPU seconds of the ranker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.spelling.config import NoiseConfig, SecConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
-from bsmeta.tasks.spelling.inputs import MODEL_FEATURES
+from bsmeta.tasks.spelling.inputs import MODEL_FEATURES, SENTENCE_FEATURES
 from bsmeta.training.processes import ALONE
 
 LEARNING_RATE = 3e-3
@@ -32,30 +33,30 @@ WARMUP_SHARE = 0.05
 
 
 class CutRanker(nn.Module):
-    """A ranker that reads only the first features of a candidate.
+    """A ranker that reads only some features of a candidate.
 
     Args:
-        features: Number of features that it reads.
+        columns: The features that it reads.
     """
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, columns: Sequence[int]) -> None:
         super().__init__()
-        self.ranker = Ranker(RankerConfig(features=features))
-        self.features = features
+        self.ranker = Ranker(RankerConfig(features=len(columns)))
+        self.columns = list(columns)
 
     def forward(
         self, features: torch.Tensor, row_words: torch.Tensor, words: torch.Tensor
     ) -> torch.Tensor:
         """Returns the scores of the rows; see `Ranker.forward`."""
-        return self.ranker(features[:, : self.features], row_words, words)
+        return self.ranker(features[:, self.columns], row_words, words)
 
 
 def train_ranker(
-    task: CandidateCorrection, batches: Sequence[MicroBatch], features: int
+    task: CandidateCorrection, batches: Sequence[MicroBatch], columns: Sequence[int]
 ) -> CutRanker:
-    """Trains a ranker on the first features of batches, one step each."""
+    """Trains a ranker on some features of batches, one step each."""
     torch.manual_seed(0)
-    model = CutRanker(features)
+    model = CutRanker(columns)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
     for step, batch in enumerate(batches):
         warmup = (step + 1) / (WARMUP_SHARE * len(batches))
@@ -70,14 +71,14 @@ def train_ranker(
 
 
 def measure_ranker(
-    task: CandidateCorrection, batches: Sequence[MicroBatch], features: int
+    task: CandidateCorrection, batches: Sequence[MicroBatch], columns: Sequence[int]
 ) -> dict[str, Any]:
     """Trains a ranker, and evaluates it on the validation samples."""
     start = time.process_time()
-    model = train_ranker(task, batches, features)
+    model = train_ranker(task, batches, columns)
     seconds = time.process_time() - start
     metrics = {metric.name: round(metric.value, 4) for metric in task.evaluate(model, ALONE)}
-    return {"features": features, "cpu_s": round(seconds), **metrics}
+    return {"features": len(columns), "cpu_s": round(seconds), **metrics}
 
 
 def main() -> None:
@@ -112,9 +113,17 @@ def main() -> None:
         task = CandidateCorrection(config)
         stream = task.train_stream(0, 1, None)
         batches = [step.micro_batches[0] for step in itertools.islice(stream, arguments.steps)]
-        features = batches[0].tensors["features"].shape[1]
-        for count in (features - MODEL_FEATURES, features):
-            print(json.dumps(measure_ranker(task, batches, count)), flush=True)
+        columns = [*range(batches[0].tensors["features"].shape[1])]
+        # The features of the context model are the last, those of the sentence are before them.
+        without_sentence = (
+            columns[: -MODEL_FEATURES - SENTENCE_FEATURES] + columns[-MODEL_FEATURES:]
+        )
+        for name, used in (
+            ("all", columns),
+            ("without the context model", columns[:-MODEL_FEATURES]),
+            ("without the sentence", without_sentence),
+        ):
+            print(json.dumps({"ranker": name, **measure_ranker(task, batches, used)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -44,12 +44,11 @@ from bsmeta.tasks.spelling.inputs import MODEL_FEATURES
 from bsmeta.tasks.spelling.lexicon import (
     BOUNDARY,
     Lexicon,
-    Ngrams,
     hash_words,
-    join_hashes,
     parse_token,
     read_word_blocks,
 )
+from bsmeta.tasks.spelling.ngrams import Ngrams, join_hashes
 from bsmeta.tasks.spelling.samples import VALIDATION_EPOCH, Pair
 
 ORDER = 4

@@ -40,10 +40,10 @@ def run(cache: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
 def test_a_killed_build_leaves_no_model_and_two_at_once_build_one(tmp_path: Path) -> None:
     build = ("build", "classification", "max_texts=200")
     question = ("predict", "task=classification", "text=Returns a DataFrame, sorted by its index.")
-    folder = tmp_path / "ready" / "classification-v1"
+    folder = tmp_path / "ready" / "classification-v2"
 
     killed = start(tmp_path, *build)
-    log = folder.with_name("classification-v1.part") / "data" / "classification.log"
+    log = folder.with_name("classification-v2.part") / "data" / "classification.log"
     wait_until(log.exists, killed)
     wait_until(lambda: bool(psutil.Process(killed.pid).children()), killed)
     (training,) = psutil.Process(killed.pid).children()
@@ -61,7 +61,7 @@ def test_a_killed_build_leaves_no_model_and_two_at_once_build_one(tmp_path: Path
     assert "classification: The model predicts" in outputs[0][0]
     assert outputs[0][0].endswith("bsmeta predict task=classification text=TEXT\n")
     assert sorted(path.name for path in folder.parent.iterdir()) == [
-        ".classification.lock", "classification-v1",
+        ".classification.lock", "classification-v2",
     ]  # fmt: skip
 
     output, _ = run(tmp_path, *question)
@@ -77,7 +77,7 @@ def test_a_killed_build_leaves_no_model_and_two_at_once_build_one(tmp_path: Path
     report = (folder / "classification" / "evaluation" / "evaluation.md").read_text()
     assert report.endswith("```bash\nbsmeta build classification max_texts=200\n```\n")
     records = [folder / "classification" / "config.yaml", *folder.glob("*/evaluation/*.*")]
-    unfinished = bytes(folder.with_name("classification-v1.part"))
+    unfinished = bytes(folder.with_name("classification-v2.part"))
     assert [path for path in records if unfinished in path.read_bytes()] == []
 
     _, errors = run(tmp_path, "build", "classification", code=2)
@@ -96,7 +96,7 @@ def test_the_built_corrector_and_detector_answer_for_a_text(tmp_path: Path) -> N
     output, _ = run(tmp_path, "predict", "task=spelling_words", f"text={text}", "show=json")
     flags = json.loads(output)
     assert (flags.keys(), flags["text"]) == ({"text", "changes"}, text)
-    card = (tmp_path / "ready/spelling-v1/spelling/model/README.md").read_text()
+    card = (tmp_path / "ready/spelling-v2/spelling/model/README.md").read_text()
     assert "- misspellings of codespell (dictionary.txt: CC BY-SA 3.0)\n" in card
 
 

@@ -30,18 +30,18 @@ def make_model(folder: Path) -> None:
 
 
 def test_both_spelling_models_are_in_one_build(cache: Path) -> None:
-    folder = cache / "ready" / "spelling-v1"
+    folder = cache / "ready" / "spelling-v2"
     for task in ("spelling", "spelling_words"):
         make_model(folder / task)
-    assert find_ready_model("spelling") == cache / "ready" / "spelling-v1" / "spelling"
-    assert find_ready_model("spelling_words") == cache / "ready" / "spelling-v1" / "spelling_words"
+    assert find_ready_model("spelling") == cache / "ready" / "spelling-v2" / "spelling"
+    assert find_ready_model("spelling_words") == cache / "ready" / "spelling-v2" / "spelling_words"
 
 
 @pytest.mark.parametrize(
     "missing", ["config.yaml", "evaluation/evaluation.json", "model/config.json"]
 )
 def test_a_damaged_build_is_neither_used_nor_taken_for_built(cache: Path, missing: str) -> None:
-    folder = cache / "ready" / "classification-v1"
+    folder = cache / "ready" / "classification-v2"
     make_model(folder / "classification")
     (folder / "classification" / missing).unlink()
     message = (
@@ -56,13 +56,13 @@ def test_a_damaged_build_is_neither_used_nor_taken_for_built(cache: Path, missin
 
 def test_a_file_in_place_of_a_build_is_refused_before_the_training(cache: Path) -> None:
     (cache / "ready").mkdir()
-    (cache / "ready" / "classification-v1").touch()
+    (cache / "ready" / "classification-v2").touch()
     with pytest.raises(DataError, match="config.yaml is missing"):
         build_models(BuildConfig(target="classification"))
 
 
 def test_an_unfinished_build_is_not_used(cache: Path) -> None:
-    (cache / "ready" / "spelling-v1.part").mkdir(parents=True)
+    (cache / "ready" / "spelling-v2.part").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match="is not built yet"):
         find_ready_model("spelling")
     assert list_builds("spelling") == {}
@@ -72,11 +72,11 @@ def test_a_build_replaces_earlier_formats_and_no_later_one(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(building._BUILDERS, "spelling", lambda folder, _: None)
-    for name in ("spelling-v0", "spelling-v2", "spelling-vX", "spelling-v0.part"):
+    for name in ("spelling-v0", "spelling-v3", "spelling-vX", "spelling-v0.part"):
         (cache / "ready" / name).mkdir(parents=True)
     build_models(BuildConfig(target="spelling"))
     assert list_builds("spelling") == {
-        version: cache / "ready" / f"spelling-v{version}" for version in (1, 2)
+        version: cache / "ready" / f"spelling-v{version}" for version in (2, 3)
     }
     assert (cache / "ready" / "spelling-vX").is_dir()
 
@@ -87,7 +87,7 @@ def test_a_build_of_another_format_is_named(cache: Path) -> None:
     assert list_builds("classification") == {0: earlier_build}
     message = (
         f"task=classification: {earlier_build} was built by another version of bsmeta, in another "
-        "format (this version reads v1); `bsmeta build classification` builds it"
+        "format (this version reads v2); `bsmeta build classification` builds it"
     )
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         find_ready_model("classification")
@@ -98,7 +98,7 @@ def test_without_its_own_variable_the_cache_is_in_the_folder_of_xdg(
 ) -> None:
     monkeypatch.delenv("BSMETA_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert locate_build("spelling") == tmp_path / "xdg" / "bsmeta" / "ready" / "spelling-v1"
+    assert locate_build("spelling") == tmp_path / "xdg" / "bsmeta" / "ready" / "spelling-v2"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_without_its_own_variable_the_cache_is_in_the_folder_of_xdg(
         (
             ["task=spelling_words", "text=One, two"],
             "configuration error: task=spelling_words: its model is not built yet (there is no "
-            "{cache}/ready/spelling-v1); `bsmeta build spelling` builds it from the shipped texts, "
+            "{cache}/ready/spelling-v2); `bsmeta build spelling` builds it from the shipped texts, "
             "in a few minutes; or name a trained model: checkpoint=RUN\n",
         ),
         (

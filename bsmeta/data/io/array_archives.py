@@ -39,16 +39,25 @@ def read_array_archive(file: Path, forms: Mapping[str, ArrayForm]) -> dict[str, 
         DataError: If the file is missing or damaged, or an array is missing or has another form.
     """
     arrays: dict[str, np.ndarray] = {}
+    missing: list[str] = []
     try:
         is_compressed = has_compressed_member(file)
         if not is_compressed:
             with np.load(file, allow_pickle=False) as loaded:
-                arrays = {name: loaded[name] for name in forms}
+                missing = [name for name in forms if name not in loaded.files]
+                arrays = {name: loaded[name] for name in forms if name not in missing}
     except Exception as error:  # NumPy and zipfile raise many types of errors for damaged files
         raise _make_damage_error(file, f"it cannot be read ({type(error).__name__})") from error
 
     if is_compressed:
         raise _make_damage_error(file, "it is compressed; expected no compression")
+
+    if missing:
+        raise DataError(
+            f"{file}: lacks {', '.join(missing)}, so another version of bsmeta made the model, or "
+            "the file is damaged; train or build the model again with this version, or copy it "
+            "again"
+        )
 
     lengths: dict[str, int] = {}
     for name, form in forms.items():

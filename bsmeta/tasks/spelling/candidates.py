@@ -113,6 +113,7 @@ class Form:
     features: np.ndarray  # float32 [candidates, FORM_FEATURES + lists]
     hashes: np.ndarray  # uint64 [2, candidates], of the first and the last word, folded
     logs: np.ndarray  # float32 [candidates], log frequency of the first word
+    last_logs: np.ndarray  # float32 [candidates], log frequency of the last word
     numbers: np.ndarray  # int64 [candidates], of the first word in the context model
     capitals: np.ndarray  # bool [candidates], whether it begins with a capital
 
@@ -285,6 +286,7 @@ class Candidates:
                 ]
             ),
             logs=np.array([self.compute_log_frequency(row.first) for row in rows], np.float32),
+            last_logs=np.array([self.compute_log_frequency(row.last) for row in rows], np.float32),
             numbers=self._number_words([row.first for row in rows]),
             capitals=np.array([row.text[:1].isupper() for row in rows]),
         )
@@ -323,6 +325,7 @@ class Candidates:
             features=features,
             hashes=np.zeros((2, 2), np.uint64),
             logs=np.full(2, UNKNOWN_LOG_FREQUENCY, np.float32),
+            last_logs=np.full(2, UNKNOWN_LOG_FREQUENCY, np.float32),
             numbers=np.zeros(2, np.int64),
             capitals=np.zeros(2, bool),
         )

@@ -40,7 +40,7 @@ from bsmeta.models.pretrained import (
 from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.context import CONTEXT_FILE, ContextModel, train_context_model
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Window, Words
-from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
+from bsmeta.tasks.spelling.lexicon import FORMAT, Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import Noise, is_editable
 from bsmeta.tasks.spelling.samples import Table, is_small
 from bsmeta.training.processes import Processes
@@ -412,7 +412,8 @@ def build_inputs(config: SpellingConfig, table: Table, noise: Noise) -> Inputs:
     def count(texts: Iterator[str], folder: Path) -> None:
         build_lexicon(texts, lists, noise.misspellings).write(folder)
 
-    lexicon = Lexicon.read(table.open_counts([lists, noise.misspellings_hash], count))
+    key = [FORMAT, lists, noise.misspellings_hash]
+    lexicon = Lexicon.read(table.open_counts(key, count))
     width = config.small_model.context_width
     if not width:
         return CandidateInputs(lexicon, hidden)

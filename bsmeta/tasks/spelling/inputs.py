@@ -19,21 +19,23 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.data.text.tokenizer import fingerprint_tokenizer
 from bsmeta.tasks.spelling.candidates import Candidates, Form
-from bsmeta.tasks.spelling.context import OTHER, ContextModel
+from bsmeta.tasks.spelling.context import NEIGHBORS, OTHER, ContextModel, find_neighbors
 from bsmeta.tasks.spelling.lexicon import (
     BOUNDARY,
+    NUMBER,
     Lexicon,
     Parsed,
     hash_words,
-    join_hashes,
     parse_token,
 )
+from bsmeta.tasks.spelling.ngrams import ORDER, Sentences, join_hashes
 
 # Weights of the priors with which counts are smoothed, in occurrences of the context.
 PAIR_WEIGHT = 30.0
 TRIPLE_WEIGHT = 4.0
 
-CONTEXT_FEATURES = 17  # number of the features of a candidate in its context
+SENTENCE_FEATURES = 3  # number of the features of a candidate by the score of its sentence
+CONTEXT_FEATURES = 17 + SENTENCE_FEATURES  # number of its features in its context, with those last
 MODEL_FEATURES = 4  # number of further ones if there is a context model
 MIN_FREQUENCY = 1e-7  # the frequency of an unknown neighbor
 OTHER_LOG_SHARE = -3.0  # log share of the words without an embedding in a context model
@@ -248,6 +250,10 @@ class CandidateInputs:
         score = np.where(is_none, NONE_SCORE, fit.left2 + fit.right2 - logs)
         best_score = np.maximum.reduceat(score, first)[words]
 
+        sentence_score = self._score_sentences(sequence, forms, words, logs)
+        sentence_score[is_none] = NONE_SCORE
+        best_sentence_score = np.maximum.reduceat(sentence_score, first)[words]
+
         has_capital = np.concatenate([form.capitals for form in forms])
         capital_before = sequence.capitals[sequence.positions - 1][words]
         capital_after = sequence.capitals[sequence.positions + 1][words]
@@ -271,6 +277,9 @@ class CandidateInputs:
             has_capital & capital_after,
             is_first & capital_before,
             is_first & capital_after,
+            sentence_score / 16,
+            (sentence_score - sentence_score[first][words]) / 8,
+            (sentence_score - best_sentence_score) / 8,
             *self._compute_model_features(sequence, forms, words, first, logs),
         ]
         features = np.stack(columns, 1).astype(np.float32)
@@ -310,52 +319,104 @@ class CandidateInputs:
             (score - logs) / 4,
         ]
 
+    def _score_sentences(
+        self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, logs: np.ndarray
+    ) -> np.ndarray:
+        """Scores the sentence of each row by n-grams: float64 [rows], in nats.
+
+        Args:
+            logs: The log-frequency of each row: float [rows].
+        """
+        numbers = find_neighbors(sequence.numbers, sequence.positions, _BOUNDARY_NUMBER)
+        # The nearest word before is the first column, and the nearest one after follows them.
+        in_order = [*range(ORDER - 2, -1, -1), *range(NEIGHBORS, NEIGHBORS + ORDER - 1)]
+        neighbors = numbers[:, in_order]
+        hashes = hash_words(sequence.names)
+        frequencies = self._find_frequencies(sequence.names)
+        first = np.concatenate([form.first_hashes for form in forms])
+        last = np.concatenate([form.last_hashes for form in forms])
+        last_logs = np.concatenate([form.last_logs for form in forms])
+
+        scores = np.zeros(len(words))
+        is_single = first == last
+        for rows, candidates, candidate_logs in (
+            (np.flatnonzero(is_single), [first], [logs]),
+            (np.flatnonzero(~is_single), [first, last], [logs, last_logs]),
+        ):
+            sentences = Sentences(
+                neighbors=hashes[neighbors],
+                neighbor_frequencies=frequencies[neighbors],
+                is_boundary=neighbors == _BOUNDARY_NUMBER,
+                rows=words[rows],
+                candidates=[word_hashes[rows] for word_hashes in candidates],
+                candidate_frequencies=[np.exp(word_logs[rows]) for word_logs in candidate_logs],
+            )
+            scores[rows] = self._lexicon.ngrams.score(sentences, self._lexicon.listed_bigrams)
+        return scores
+
+    def _find_frequencies(self, names: Sequence[str]) -> np.ndarray:
+        """Returns the frequency of each word or marker: float [names].
+
+        The lexicon has no markers; theirs are those of the counted texts.
+        """
+        logs = [self._candidates.compute_log_frequency(name) for name in names]
+        ngrams = self._lexicon.ngrams
+        shares = ngrams.count(hash_words(names)) / max(ngrams.orders[0].counts.sum(), 1)
+        is_marker = np.isin(names, [BOUNDARY, NUMBER])
+        frequencies = np.where(is_marker, shares, np.exp(logs))
+        return np.maximum(frequencies, MIN_FREQUENCY)
+
     def _compute_fit(
         self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, logs: np.ndarray
     ) -> _Fit:
         """Computes how well each row fits its neighbors; `logs`: the log-frequency of each row."""
-        count_bigrams = self._lexicon.bigrams.count
-        count_trigrams = self._lexicon.trigrams.count
-
+        count = self._lexicon.ngrams.count
         hashes = hash_words(sequence.names)[sequence.numbers]
         frequencies = np.exp(
             [self._candidates.compute_log_frequency(name) for name in sequence.names]
         )
         frequencies = np.maximum(frequencies, MIN_FREQUENCY)[sequence.numbers]
 
-        # Hashes of the neighbors of the word of each row, and of the first and last word of a row.
-        before2 = hashes[sequence.positions - 2][words]
-        before = hashes[sequence.positions - 1][words]
-        after = hashes[sequence.positions + 1][words]
-        after2 = hashes[sequence.positions + 2][words]
+        # Hashes of the neighbors of each word, and of the first and last word of each row.
+        before2, before, after, after2 = (
+            hashes[sequence.positions + step] for step in (-2, -1, 1, 2)
+        )
         first = np.concatenate([form.first_hashes for form in forms])
         last = np.concatenate([form.last_hashes for form in forms])
 
-        def compute_conditional(pair: np.ndarray, context: np.ndarray, step: int) -> np.ndarray:
+        def compute_conditional(
+            pair: tuple[np.ndarray, np.ndarray], counts: np.ndarray, context: np.ndarray, step: int
+        ) -> np.ndarray:
             """Returns the probability of each row, given the neighbor that is `step` words away."""
             neighbor_frequency = frequencies[sequence.positions + step][words]
-            pair_share = self._lexicon.listed_bigrams.count(pair)
+            pair_share = self._lexicon.listed_bigrams.count(join_hashes(*pair))
             listed_prior = np.minimum(pair_share / neighbor_frequency, 1)
             # The prior is the mean of two estimates: from the listed pairs, and without context.
             prior = 0.5 * listed_prior + 0.5 * np.exp(logs)
-            counts = count_bigrams(pair)
             # Rare pairs and words are not kept, so a kept pair may have more than its context.
-            total = np.maximum(self._lexicon.unigrams.count(join_hashes(context)), counts)
+            total = np.maximum(count(context)[words], counts)
             return (counts + PAIR_WEIGHT * prior) / (total + PAIR_WEIGHT)
 
-        def smooth(triple: np.ndarray, context: np.ndarray, prior: np.ndarray) -> np.ndarray:
-            """Returns the probability of each row, given a pair of words as its context."""
-            total = count_bigrams(context) + TRIPLE_WEIGHT
-            return (count_trigrams(triple) + TRIPLE_WEIGHT * prior) / total
+        def smooth(counts: np.ndarray, context: np.ndarray, prior: np.ndarray) -> np.ndarray:
+            """Returns the probability of each row, given the count of the pair before or after."""
+            return (counts + TRIPLE_WEIGHT * prior) / (context[words] + TRIPLE_WEIGHT)
 
-        left = compute_conditional(join_hashes(before, first), before, -1)
-        right = compute_conditional(join_hashes(last, after), after, 1)
+        # A triple was counted only if its pairs were.
+        left_pair = (before[words], first)
+        right_pair = (last, after[words])
+        left_counts = count(*left_pair)
+        right_counts = count(*right_pair)
+        left = compute_conditional(left_pair, left_counts, before, -1)
+        right = compute_conditional(right_pair, right_counts, after, 1)
 
-        left2 = smooth(join_hashes(before2, before, first), join_hashes(before2, before), left)
-        right2 = smooth(join_hashes(last, after, after2), join_hashes(after, after2), right)
+        left_triples = count(before2[words], *left_pair, where=left_counts > 0)
+        right_triples = count(*right_pair, after2[words], where=right_counts > 0)
+        left2 = smooth(left_triples, count(before2, before), left)
+        right2 = smooth(right_triples, count(after, after2), right)
 
         # Two words have no count between their neighbors.
-        between = count_trigrams(join_hashes(before, first, after)) * (first == last)
+        is_between = (left_counts > 0) & (right_counts > 0) & (first == last)
+        between = count(*left_pair, after[words], where=is_between)
         return _Fit(
             left=np.log(left),
             right=np.log(right),

@@ -25,6 +25,14 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.data.io.array_archives import ArrayForm, read_array_archive
 from bsmeta.data.text.sentences import find_word_core
 from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
+from bsmeta.tasks.spelling.ngrams import (
+    NO_NGRAMS,
+    ORDER,
+    NgramCounter,
+    NgramModel,
+    Ngrams,
+    join_hashes,
+)
 from bsmeta.tasks.spelling.noise import is_editable
 from bsmeta.tasks.spelling.word_scripts import WordScripts
 
@@ -33,8 +41,10 @@ WORDS_FILE = "words.txt"
 ARRAYS_FILE = "lexicon.npz"
 MISSPELLINGS_FILE = "misspellings.json"
 
+FORMAT = 2
+"""Version of these files, for counts that are stored beside samples."""
+
 MAX_WORDS = 500_000  # words that are kept: the most frequent
-MAX_NGRAMS = 5_000_000  # n-grams of each length that are kept: the most frequent
 MAX_TWO_EDIT_WORDS = 80_000
 """Number of words that are candidates at two edits: the most frequent; the others are at one."""
 MIN_COUNT = 2
@@ -48,12 +58,14 @@ NUMBER = "0"
 _POSSESSIVE = re.compile(r"(?<=..)['’][sS]$")
 _ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
 _BLOCK_WORDS = 1_000_000  # words of text that are counted together
-_FACTORS = np.array([0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xFF51AFD7ED558CCD], np.uint64)
-_NGRAMS = ("unigrams", "bigrams", "trigrams", "listed_bigrams")
+_TEXT_NGRAMS = ("unigrams", "bigrams", "trigrams", "fourgrams")
+_LISTED = "listed_bigrams"
 _FORMS = {"counts": ArrayForm(np.float32, ("", ""))}
-for _name in _NGRAMS:
+for _name in (*_TEXT_NGRAMS, _LISTED):
     _FORMS[f"{_name}_keys"] = ArrayForm(np.uint64, (_name,))
     _FORMS[f"{_name}_counts"] = ArrayForm(np.float32, (_name,))
+for _name in _TEXT_NGRAMS[:-1]:
+    _FORMS[f"{_name}_left_over"] = ArrayForm(np.float32, (_name,))
 
 # The hash of a word is a polynomial of its characters modulo 2^64; see `NearWords`.
 _MAX_HASHED_CHARS = 32  # characters of a word that are hashed; the end of a longer word is ignored
@@ -266,53 +278,6 @@ def parse_token(word: str) -> Parsed:
     return Parsed(word[:start], word[start:end], word[end:], fold_word(word[start:end]), ends)
 
 
-@dataclass(frozen=True)
-class Ngrams:
-    """Counts of n-grams: sequences of words."""
-
-    keys: np.ndarray  # uint64 [n-grams], the hash of each (see `join_hashes`), ascending
-    counts: np.ndarray  # float32 [n-grams]
-
-    def count(self, keys: np.ndarray) -> np.ndarray:
-        """Looks up the counts of n-grams by their hashes: float32, in the shape of `keys`."""
-        if not len(self.keys):
-            return np.zeros(keys.shape, np.float32)
-        positions = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[positions] == keys, self.counts[positions], np.float32(0))
-
-    def plus(self, hashes: np.ndarray) -> Ngrams:
-        """Returns the counts with further occurrences added; keeps the `MAX_NGRAMS` highest.
-
-        Args:
-            hashes: An n-gram for each occurrence: uint64.
-        """
-        new_keys, new_counts = np.unique(hashes, return_counts=True)
-        keys, positions = np.unique(np.concatenate([self.keys, new_keys]), return_inverse=True)
-        counts = np.concatenate([self.counts, new_counts.astype(np.float32)])
-        sums = np.bincount(positions, counts, len(keys)).astype(np.float32)
-        if len(keys) > MAX_NGRAMS:
-            most_frequent = np.sort(np.argsort(-sums, kind="stable")[:MAX_NGRAMS])
-            keys = keys[most_frequent]
-            sums = sums[most_frequent]
-        return Ngrams(keys, sums)
-
-
-_NO_NGRAMS = Ngrams(np.zeros(0, np.uint64), np.zeros(0, np.float32))
-
-
-def join_hashes(*words: np.ndarray) -> np.ndarray:
-    """Hashes n-grams: uint64 [n-grams].
-
-    Args:
-        words: The hashes of the first words, of the second words, …: uint64 [n-grams] each.
-    """
-    hashes = np.zeros(1, np.uint64)
-    for word, factor in zip(words, _FACTORS, strict=False):
-        mixed = (word ^ (word >> np.uint64(29))) * factor
-        hashes = (hashes ^ (hashes >> np.uint64(31))) * _FACTORS[0] + mixed
-    return hashes
-
-
 class Lexicon:
     """Words and n-grams with their counts, and known misspellings.
 
@@ -320,8 +285,8 @@ class Lexicon:
         words: In their counted form (`fold_word`), the most frequent first.
         counts: float32 [words, 2 + lists]: occurrences in the texts, occurrences with a capital
             inside a sentence, and the count in each list.
-        ngrams: The single words, pairs and triples of the texts; and the pairs of a list, with
-            their shares of the words of that list as counts.
+        ngrams: Of the texts.
+        listed_bigrams: The pairs of a list, with their shares of the words of that list as counts.
         misspellings: Misspelling → words.
     """
 
@@ -329,12 +294,14 @@ class Lexicon:
         self,
         words: Sequence[str],
         counts: np.ndarray,
-        ngrams: Sequence[Ngrams],
+        ngrams: NgramModel,
+        listed_bigrams: Ngrams,
         misspellings: Mapping[str, Sequence[str]],
     ) -> None:
         self.words = list(words)
         self.counts = counts
-        self.unigrams, self.bigrams, self.trigrams, self.listed_bigrams = ngrams
+        self.ngrams = ngrams
+        self.listed_bigrams = listed_bigrams
         self.misspellings = misspellings
         self._numbers = {word: number for number, word in enumerate(self.words)}
 
@@ -362,10 +329,12 @@ class Lexicon:
         (folder / WORDS_FILE).write_text("\n".join(self.words), encoding="utf-8")
 
         arrays = {"counts": self.counts}
-        all_ngrams = (self.unigrams, self.bigrams, self.trigrams, self.listed_bigrams)
-        for name, ngrams in zip(_NGRAMS, all_ngrams, strict=True):
+        all_ngrams = (*self.ngrams.orders, self.listed_bigrams)
+        for name, ngrams in zip((*_TEXT_NGRAMS, _LISTED), all_ngrams, strict=True):
             arrays[f"{name}_keys"] = ngrams.keys
             arrays[f"{name}_counts"] = ngrams.counts
+        for name, left_over in zip(_TEXT_NGRAMS[:-1], self.ngrams.left_over, strict=True):
+            arrays[f"{name}_left_over"] = left_over
         np.savez(folder / ARRAYS_FILE, **arrays)  # type: ignore[arg-type]
 
         text = json.dumps(self.misspellings, ensure_ascii=False)
@@ -391,8 +360,13 @@ class Lexicon:
                 f"{folder}: {ARRAYS_FILE} counts {len(arrays['counts']):,} words, and {WORDS_FILE} "
                 f"has {len(words):,}; copy the model again"
             )
-        ngrams = [Ngrams(arrays[f"{name}_keys"], arrays[f"{name}_counts"]) for name in _NGRAMS]
-        return cls(words, arrays["counts"], ngrams, misspellings)
+        *orders, listed_bigrams = (
+            Ngrams(arrays[f"{name}_keys"], arrays[f"{name}_counts"])
+            for name in (*_TEXT_NGRAMS, _LISTED)
+        )
+        left_over = [arrays[f"{name}_left_over"] for name in _TEXT_NGRAMS[:-1]]
+        ngrams = NgramModel(orders, left_over)
+        return cls(words, arrays["counts"], ngrams, listed_bigrams, misspellings)
 
 
 def is_lexicon(folder: str | None) -> bool:
@@ -439,7 +413,8 @@ def build_lexicon(
     return Lexicon(
         words=[all_words[number] for number in order],
         counts=table[order],
-        ngrams=[counts.unigrams, counts.bigrams, counts.trigrams, _read_listed_bigrams(lists)],
+        ngrams=counts.ngrams,
+        listed_bigrams=_read_listed_bigrams(lists),
         misspellings=_invert_misspellings(misspellings),
     )
 
@@ -459,18 +434,15 @@ class _TextCounts:
 
     occurrences: dict[str, int]  # by word
     capitals: dict[str, int]  # by word: capitalized occurrences inside a sentence
-    unigrams: Ngrams
-    bigrams: Ngrams
-    trigrams: Ngrams
+    ngrams: NgramModel
 
 
 def _count_texts(texts: Iterable[str]) -> _TextCounts:
     numbers: dict[str, int] = {}
     occurrences = np.zeros(0, np.int64)
     capitals = np.zeros(0, np.int64)
-    unigrams = _NO_NGRAMS
-    bigrams = _NO_NGRAMS
-    trigrams = _NO_NGRAMS
+    counters = [NgramCounter(length) for length in range(1, ORDER + 1)]
+    (boundary,) = hash_words([BOUNDARY])
 
     for block in read_word_blocks(texts, numbers):
         # The block may have new words, whose earlier counts are 0.
@@ -481,16 +453,13 @@ def _count_texts(texts: Iterable[str]) -> _TextCounts:
         capitals += np.bincount(block.words[block.has_capital], minlength=len(numbers))
 
         hashes = hash_words([*numbers])[block.words]
-        unigrams = unigrams.plus(join_hashes(hashes))
-        bigrams = bigrams.plus(join_hashes(hashes[:-1], hashes[1:]))
-        trigrams = trigrams.plus(join_hashes(hashes[:-2], hashes[1:-1], hashes[2:]))
+        for counter in counters:
+            counter.add(hashes, boundary)
 
     return _TextCounts(
         occurrences=dict(zip(numbers, occurrences.tolist(), strict=True)),
         capitals=dict(zip(numbers, capitals.tolist(), strict=True)),
-        unigrams=unigrams,
-        bigrams=bigrams,
-        trigrams=trigrams,
+        ngrams=NgramModel.of(counters),
     )
 
 
@@ -534,7 +503,7 @@ def read_word_blocks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[
 def _read_listed_bigrams(lists: Sequence[str]) -> Ngrams:
     """Reads the pairs of symspellpy, with shares of its words as counts, if `lists` names it."""
     if SYMSPELLPY not in lists:
-        return _NO_NGRAMS
+        return NO_NGRAMS
 
     total = sum(read_word_list(SYMSPELLPY).values())
     lines = _read_resource("frequency_bigramdictionary_en_243_342.txt").splitlines()

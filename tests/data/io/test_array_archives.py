@@ -65,7 +65,7 @@ def test_a_missing_file_or_array_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be read \(FileNotFoundError\)"):
         read_array_archive(tmp_path / "a.npz", FORMS)
     np.savez(tmp_path / "a.npz", bias=ARRAYS["bias"])
-    with pytest.raises(DataError, match=r"cannot be read \(KeyError\)"):
+    with pytest.raises(DataError, match="lacks inputs, bytes, so another version of bsmeta made"):
         read_array_archive(tmp_path / "a.npz", FORMS)
 
 

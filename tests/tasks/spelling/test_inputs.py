@@ -55,6 +55,30 @@ def test_the_words_are_saved_beside_a_model(tmp_path: Path) -> None:
         Lexicon.read(tmp_path)
 
 
+def test_the_words_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
+    lexicon().write(tmp_path)
+    with np.load(tmp_path / "lexicon.npz") as arrays:
+        earlier = {name: arrays[name] for name in arrays if not name.startswith("fourgrams")}
+    np.savez(tmp_path / "lexicon.npz", **earlier)
+    message = (
+        "lacks fourgrams_keys, fourgrams_counts, so another version of bsmeta made the model, or "
+        "the file is damaged; train or build the model again"
+    )
+    with pytest.raises(DataError, match=message):
+        Lexicon.read(tmp_path)
+
+
+def test_a_sentence_that_was_counted_scores_higher() -> None:
+    rows = CandidateInputs(lexicon()).build_rows(
+        [["we", "saw", "Berlin,", "and", "wee", "recieve"]]
+    )
+    score = FORM_FEATURES + 2 + 17  # of the sentence by n-grams
+    we = rows.starts[4] + rows.texts[4].index("we")
+    assert rows.features[we, score] > rows.features[rows.starts[4], score]
+    assert rows.features[we, score + 2] == 0  # no candidate is better
+    assert rows.features[rows.starts[4], score + 1] == 0  # the word itself
+
+
 def test_what_is_not_spelled_has_no_candidates() -> None:
     rows = CandidateInputs(lexicon()).build_rows([["(12)", "foo@bar.org", "--"]])
     assert rows.starts.tolist() == [0, 2, 4, 6]
