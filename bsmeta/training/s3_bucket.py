@@ -143,6 +143,7 @@ class S3Bucket(RunBucket):
         from botocore.exceptions import (
             BotoCoreError,
             ClientError,
+            ConnectionError,
             HTTPClientError,
             IncompleteReadError,
         )
@@ -154,7 +155,7 @@ class S3Bucket(RunBucket):
             if not is_refused or error.response["Error"]["Code"] in _INTERRUPTION_CODES:
                 raise self._make_failure(action, error) from None
             raise self._make_refusal(action, error) from None
-        except (HTTPClientError, IncompleteReadError) as error:
+        except (ConnectionError, HTTPClientError, IncompleteReadError) as error:
             raise self._make_failure(action, error) from None
         except UserError:
             raise
