@@ -22,6 +22,7 @@ OTHER_NAMES = {
     "columns.author", "title",  # of mappings with names of columns and of metadata
     "key", "fast",  # of `key=value` in general, and of a library
     "last_call_timeout",  # of torchrun's --rdzv-conf
+    "ifGenerationMatch",  # of the API of Cloud Storage
     "weights_only", "find_unused_parameters", "add_generation_prompt", "encoding", "exist_ok",
     "by_element", "takes_shards", "has_epochs", "finishes", "is_path", "choices",
     "deepspeed", "finite",
