@@ -60,7 +60,7 @@ EXTRAS = {
         "tensorflow>=2.21; python_version < '3.14' and platform_machine == 'aarch64'",
     ],
     # s3:// and gs://: signatures, credentials, requests of a run
-    "object-stores": ["botocore>=1.36", "google-auth>=2.35,<3", "requests>=2.32.2"],
+    "object-stores": ["botocore>=1.36", "google-auth>=2.35,<3", "requests>=2.32.2", "urllib3>=2"],
     # tasks with a table of samples, which `datasets` stores
     # splits, metrics, the linear baseline, tables of reports
     "tables": ["datasets>=5.1.0,<6", "scikit-learn>=1.6", "pandas>=2.2.2"],

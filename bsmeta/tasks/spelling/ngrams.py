@@ -46,7 +46,7 @@ class Ngrams:
     keys: np.ndarray  # uint64 [n-grams], the hash of each (see `join_hashes`), ascending
     counts: np.ndarray  # float32 [n-grams]
 
-    def find(self, keys: np.ndarray) -> np.ndarray:
+    def find_positions(self, keys: np.ndarray) -> np.ndarray:
         """Returns the positions of n-grams by their hashes: int64, -1 for unknown ones."""
         if not len(self.keys):
             return np.full(keys.shape, -1)
@@ -57,7 +57,7 @@ class Ngrams:
         """Looks up the counts of n-grams by their hashes: float32, in the shape of `keys`."""
         if not len(self.keys):
             return np.zeros(keys.shape, np.float32)
-        positions = self.find(keys)
+        positions = self.find_positions(keys)
         return np.where(positions >= 0, self.counts[positions], np.float32(0))
 
 
@@ -176,7 +176,7 @@ class NgramModel:
 
         left_over: list[np.ndarray] = []
         for contexts, longer, discount in zip(orders, counters[1:], DISCOUNTS, strict=False):
-            positions = contexts.find(longer.contexts)
+            positions = contexts.find_positions(longer.contexts)
             is_kept = positions >= 0
             discounted = longer.counts[is_kept] - discount
             used = np.bincount(positions[is_kept], discounted, len(contexts.keys))
@@ -198,7 +198,7 @@ class NgramModel:
         ngrams = self.orders[len(words) - 1]
         size = len(words[0])
         rows = np.arange(size) if where is None else np.flatnonzero(where)
-        positions = ngrams.find(join_hashes(*(word[rows] for word in words)))
+        positions = ngrams.find_positions(join_hashes(*(word[rows] for word in words)))
         rows = rows[positions >= 0]
         positions = positions[positions >= 0]
 
