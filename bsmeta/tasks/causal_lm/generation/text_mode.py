@@ -112,7 +112,7 @@ def _write_file(results: Iterable[Result], path: str) -> None:
     written directly.
     """
     output = Path(path)
-    part = output if output.exists() else output.with_name(f"{output.name}.part")
+    part = output if output.exists() else Path(f"{path}.part")
     count = 0
     try:
         with part.open("wb") as file:
