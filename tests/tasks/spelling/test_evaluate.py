@@ -142,7 +142,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("symspellpy")
     folder = tmp_path_factory.mktemp("trained")
     tests = write_test_set(folder / "tests")
-    more = ("learning_rate=0.01", "num_train_epochs=6", f"benchmarks={tests}")
+    more = ("learning_rate=0.01", "num_train_epochs=10", f"benchmarks={tests}")
     script = str(REPOSITORY / "bsmeta" / "train.py")
     command = [sys.executable, script, *arguments("sed_words", folder, folder / "run", *more)]
     done = run_warm(command)
