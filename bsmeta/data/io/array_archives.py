@@ -21,10 +21,16 @@ class ArrayForm:
         dtype: Its type; floating-point numbers must be finite.
         shape: The length of each axis. An axis may have a name instead, and must then have the same
             length in all arrays of the archive; "" stands for any length.
+        at_least: The lowest possible value; None: any.
+        at_most: The highest possible value; None: any.
+        is_ascending: Whether each value is larger than the one before it, as a binary search needs.
     """
 
     dtype: type[np.generic]
     shape: tuple[int | str, ...]
+    at_least: float | None = None
+    at_most: float | None = None
+    is_ascending: bool = False
 
 
 def read_array_archive(file: Path, forms: Mapping[str, ArrayForm]) -> dict[str, np.ndarray]:
@@ -89,8 +95,19 @@ def _find_form_problem(array: Any, form: ArrayForm, lengths: dict[str, int]) -> 
         shape = ", ".join("any" if length is None else str(length) for length in expected_shape)
         return f"has the shape {list(array.shape)}; expected [{shape}]"
 
+    return _find_value_problem(array, form)
+
+
+def _find_value_problem(array: np.ndarray, form: ArrayForm) -> str:
+    """Returns how the values of an array differ from its form; "" if they do not."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         return "has values that are not finite"
+    if form.at_least is not None and (array < form.at_least).any():
+        return f"has values below {form.at_least:g}"
+    if form.at_most is not None and (array > form.at_most).any():
+        return f"has values above {form.at_most:g}"
+    if form.is_ascending and (array[1:] <= array[:-1]).any():
+        return "is not in ascending order"
     return ""
 
 

@@ -29,13 +29,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from bsmeta.core.errors import ConfigurationError, DataError, format_value, suggest_nearest
-from bsmeta.core.parsing import parse_json
+from bsmeta.core.parsing import decode_json, parse_json
 from bsmeta.data.text.caseless import make_caseless
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems
@@ -49,6 +49,8 @@ RECORD_TRIE = "record_trie.marisa"
 VOCABULARY_TRIE = "vocabulary_trie.marisa"
 NUMBERS_FILE = "itoexti.npy"
 MAX_PAIRS_FILE = "max_value.json"
+
+_MaxPairs = Annotated[int, msgspec.Meta(ge=1, le=10_000)]  # bounds the memory of a record
 
 PADDING_NUMBER = -1
 """Pads the pairs of a key in a record trie."""
@@ -180,7 +182,8 @@ def _read_tries(folder: Path) -> dict[str, Any]:
         numbers = np.load(folder / NUMBERS_FILE)
         trie = _load_trie(folder / VOCABULARY_TRIE)
         return {key: int(numbers[number]) for key, number in trie.items()}
-    except (RuntimeError, LookupError, EOFError, TypeError) as error:  # marisa's are RuntimeErrors
+    # marisa's errors are RuntimeErrors
+    except (RuntimeError, LookupError, EOFError, TypeError, ValueError) as error:
         raise DataError(
             f"{folder}: its tries cannot be read ({error}); copy the folder again"
         ) from error
@@ -196,7 +199,7 @@ def _read_record_trie(folder: Path) -> dict[str, Any]:
     """Reads a record trie: `[(name, score), …]`, or `{name: [other name, …]}`, by key."""
     import marisa_trie
 
-    max_pairs = int(parse_json((folder / MAX_PAIRS_FILE).read_text()))
+    max_pairs = decode_json((folder / MAX_PAIRS_FILE).read_bytes(), _MaxPairs)
     has_scores = (folder / VOCABULARY_TRIE).exists()
     records = marisa_trie.RecordTrie("<" + ("lf" if has_scores else "ll") * max_pairs)
     if has_scores:

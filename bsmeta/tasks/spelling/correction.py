@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import xxhash
@@ -18,7 +19,7 @@ from torch import nn
 
 from bsmeta.config.metric_table import compute_values, select_training_rows
 from bsmeta.core.errors import DataError
-from bsmeta.core.parsing import parse_json
+from bsmeta.core.parsing import decode_json
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.text.sentences import find_words
 from bsmeta.models.exporting import write_model
@@ -57,6 +58,12 @@ class Choice(NamedTuple):
 
     text: str
     probability: float
+
+
+class _Correction(msgspec.Struct):
+    """The content of `CORRECTION`."""
+
+    thresholds: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] | None
 
 
 class CandidateCorrection(Corrector):
@@ -272,10 +279,10 @@ class CandidateCorrection(Corrector):
 
         file = folder / CORRECTION
         try:
-            thresholds = parse_json(file.read_text(encoding="utf-8"))["thresholds"]
+            thresholds = decode_json(file.read_bytes(), _Correction).thresholds
             if thresholds is not None:  # otherwise, `finish` has chosen them after that checkpoint
-                self._chosen = {kind: float(thresholds[kind]) for kind in KINDS}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+                self._chosen = {kind: thresholds[kind] for kind in KINDS}
+        except (OSError, ValueError, KeyError) as error:
             raise DataError(
                 f"{file} cannot be read: {error}; expected model/ of a run of task=sec"
             ) from error

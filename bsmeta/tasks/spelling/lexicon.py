@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.parsing import parse_json
+from bsmeta.core.parsing import decode_json
 from bsmeta.data.io.array_archives import ArrayForm, read_array_archive
 from bsmeta.data.text.sentences import find_word_core
 from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
@@ -60,12 +60,12 @@ _ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
 _BLOCK_WORDS = 1_000_000  # words of text that are counted together
 _TEXT_NGRAMS = ("unigrams", "bigrams", "trigrams", "fourgrams")
 _LISTED = "listed_bigrams"
-_FORMS = {"counts": ArrayForm(np.float32, ("", ""))}
+_FORMS = {"counts": ArrayForm(np.float32, ("", ""), at_least=0)}
 for _name in (*_TEXT_NGRAMS, _LISTED):
-    _FORMS[f"{_name}_keys"] = ArrayForm(np.uint64, (_name,))
-    _FORMS[f"{_name}_counts"] = ArrayForm(np.float32, (_name,))
+    _FORMS[f"{_name}_keys"] = ArrayForm(np.uint64, (_name,), is_ascending=True)
+    _FORMS[f"{_name}_counts"] = ArrayForm(np.float32, (_name,), at_least=0)
 for _name in _TEXT_NGRAMS[:-1]:
-    _FORMS[f"{_name}_left_over"] = ArrayForm(np.float32, (_name,))
+    _FORMS[f"{_name}_left_over"] = ArrayForm(np.float32, (_name,), at_least=0, at_most=1)
 
 # The hash of a word is a polynomial of its characters modulo 2^64; see `NearWords`.
 _MAX_HASHED_CHARS = 32  # characters of a word that are hashed; the end of a longer word is ignored
@@ -349,7 +349,8 @@ class Lexicon:
         """
         try:
             text = (folder / WORDS_FILE).read_text(encoding="utf-8")
-            misspellings = parse_json((folder / MISSPELLINGS_FILE).read_text(encoding="utf-8"))
+            content = (folder / MISSPELLINGS_FILE).read_bytes()
+            misspellings = decode_json(content, dict[str, list[str]])
         except (OSError, ValueError) as error:
             raise DataError(f"{folder}: {error}; copy the model again") from error
 

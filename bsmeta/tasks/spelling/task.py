@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import torch
 import transformers
@@ -24,7 +25,7 @@ from torch import nn
 
 from bsmeta.config.metric_table import compute_values, select_training_rows
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.parsing import parse_json
+from bsmeta.core.parsing import decode_json
 from bsmeta.core.progress import report_each
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudgetSteps
@@ -503,8 +504,8 @@ def read_saved_threshold(folder: Path) -> np.float64:
     """
     file = folder / CALIBRATION_FILE
     try:
-        calibration = Calibration(**parse_json(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        calibration = decode_json(file.read_bytes(), Calibration)
+    except (OSError, ValueError) as error:
         raise DataError(
             f"abstains: {file} cannot be read: {error}; it is written by a run with validation "
             "samples (val_splits)"
@@ -530,15 +531,18 @@ def mark_wrong_words(pair: Pair) -> np.ndarray:
     return np.array(is_wrong, np.int64)
 
 
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
 @dataclass(frozen=True)
 class Calibration:
     """A threshold chosen for a wanted precision, and its scores on held-out units."""
 
-    wanted: float  # the wanted precision
+    wanted: Share  # the wanted precision
     threshold: float | None  # the lowest score that is flagged; None: none has that precision
-    precision: float  # with the threshold; if it is None, the highest of any threshold
-    recall: float  # at that precision
-    flagged: int  # number of units at that precision
+    precision: Share  # with the threshold; if it is None, the highest of any threshold
+    recall: Share  # at that precision
+    flagged: Annotated[int, msgspec.Meta(ge=0)]  # number of units at that precision
 
 
 def calibrate_threshold(scores: np.ndarray, labels: np.ndarray, precision: float) -> Calibration:

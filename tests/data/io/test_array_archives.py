@@ -17,11 +17,15 @@ FORMS = {
     "inputs": ArrayForm(np.float32, ("words", 2)),
     "bias": ArrayForm(np.float32, ("words",)),
     "bytes": ArrayForm(np.uint8, ("",)),
+    "shares": ArrayForm(np.float32, ("",), at_least=0, at_most=1),
+    "keys": ArrayForm(np.uint64, ("",), is_ascending=True),
 }
 ARRAYS: dict[str, Any] = {
     "inputs": np.ones((3, 2), np.float32),
     "bias": np.zeros(3, np.float32),
     "bytes": np.arange(5, dtype=np.uint8),
+    "shares": np.array([0, 1, 0.5], np.float32),
+    "keys": np.array([0, 3, 2**64 - 1], np.uint64),
 }
 
 
@@ -45,6 +49,10 @@ def test_arrays_of_the_expected_forms_are_returned(tmp_path: Path) -> None:
         ({"bias": np.full(3, np.nan, np.float32)}, "bias has values that are not finite"),
         ({"bytes": np.ones((1, 1), np.uint8)}, r"bytes has the shape \[1, 1\]; expected \[any\]"),
         ({"bytes": np.array([{}], object)}, r"cannot be read \(ValueError\)"),
+        ({"shares": np.array([-0.1], np.float32)}, "shares has values below 0"),
+        ({"shares": np.array([1.1], np.float32)}, "shares has values above 1"),
+        ({"keys": np.array([1, 3, 2], np.uint64)}, "keys is not in ascending order"),
+        ({"keys": np.array([1, 2, 2], np.uint64)}, "keys is not in ascending order"),
     ],
 )
 def test_arrays_of_other_forms_are_refused_by_name(
@@ -65,7 +73,9 @@ def test_a_missing_file_or_array_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be read \(FileNotFoundError\)"):
         read_array_archive(tmp_path / "a.npz", FORMS)
     np.savez(tmp_path / "a.npz", bias=ARRAYS["bias"])
-    with pytest.raises(DataError, match="lacks inputs, bytes, so another version of bsmeta made"):
+    with pytest.raises(
+        DataError, match="lacks inputs, bytes, shares, keys, so another version of bsmeta made"
+    ):
         read_array_archive(tmp_path / "a.npz", FORMS)
 
 

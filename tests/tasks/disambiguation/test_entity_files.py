@@ -220,6 +220,14 @@ def test_tries_of_the_second_generation(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="has no wki .did you mean wiki.*coarse, wiki"):
         build_from_files(Sources(db, types=["wki"]), tmp_path / "other")
 
+    max_pairs = db / "entity_mappings/alias2qids/max_value.json"
+    saved = max_pairs.read_text()
+    for edited in ("1000000000", "0", "null", "{"):
+        max_pairs.write_text(edited)
+        with pytest.raises(DataError, match="alias2qids: its tries cannot be read"):
+            build_from_files(wiki, tmp_path / "other")
+    max_pairs.write_text(saved)
+
     trie = db / "entity_mappings/alias2qids/record_trie.marisa"
     trie.write_bytes(trie.read_bytes()[:40])
     with pytest.raises(DataError, match="alias2qids: its tries cannot be read"):

@@ -233,6 +233,15 @@ def test_a_model_is_reloaded_with_its_threshold(tmp_path: Path) -> None:
     assert again.state() == dict.fromkeys(KINDS, 0.02)
 
 
+@pytest.mark.parametrize("threshold", [-1, 1.5, "0.5", float("nan"), None])
+def test_an_edited_threshold_is_refused(tmp_path: Path, threshold: object) -> None:
+    TASK.export(MODEL, MODEL.state_dict(), tmp_path)
+    thresholds = {**dict.fromkeys(KINDS, 0.02), KINDS[0]: threshold}
+    (tmp_path / "correction.json").write_text(json.dumps({"thresholds": thresholds}))
+    with pytest.raises(DataError, match="correction.json cannot be read"):
+        CandidateCorrection(SecConfig()).load(tmp_path)
+
+
 def test_a_model_exported_before_any_evaluation_leaves_the_threshold(tmp_path: Path) -> None:
     task, model = corrector(0.02)
     task.restore(None)

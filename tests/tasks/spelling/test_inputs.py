@@ -50,8 +50,20 @@ def test_the_words_are_saved_beside_a_model(tmp_path: Path) -> None:
         CandidateInputs(again).build_rows(texts).features,
         CandidateInputs(words).build_rows(texts).features,
     )
-    (tmp_path / "misspellings.json").write_text("{")
-    with pytest.raises(DataError, match="copy the model again"):
+    for edited in ("{", "[]", '{"teh": "the"}', '{"teh": [7]}'):
+        (tmp_path / "misspellings.json").write_text(edited)
+        with pytest.raises(DataError, match="copy the model again"):
+            Lexicon.read(tmp_path)
+
+
+def test_n_grams_in_another_order_are_refused(tmp_path: Path) -> None:
+    """They are looked up by a binary search, which would miss them."""
+    lexicon().write(tmp_path)
+    with np.load(tmp_path / "lexicon.npz") as arrays:
+        edited = {name: arrays[name] for name in arrays}
+    edited["bigrams_keys"] = edited["bigrams_keys"][::-1]
+    np.savez(tmp_path / "lexicon.npz", **edited)
+    with pytest.raises(DataError, match="bigrams_keys is not in ascending order"):
         Lexicon.read(tmp_path)
 
 

@@ -45,6 +45,18 @@ def test_a_model_without_a_calibration_is_refused(tmp_path: Path) -> None:
         read_saved_threshold(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("threshold", "0.5"), ("threshold", float("nan")), ("precision", 2), ("flagged", -1)],
+)
+def test_an_edited_calibration_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    saved(tmp_path, [1, 1, 0, 0])
+    file = tmp_path / CALIBRATION_FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(DataError, match="calibration.json cannot be read"):
+        read_saved_threshold(tmp_path)
+
+
 def test_the_threshold_with_the_wanted_precision_and_the_highest_recall() -> None:
     scores = np.array([0.9, 0.8, 0.7, 0.6, 0.6, 0.1])
     labels = np.array([1, 0, 1, 1, 0, 1])
