@@ -157,15 +157,18 @@ _Spans = dict[tuple[int, int], _Span]
 class NgramModel:
     """Probabilities of words after others, with interpolated absolute discounting.
 
-    A discount is subtracted from the count of each n-gram, and what that leaves over goes to the
-    distribution with one word of context less (Ney, Essen and Kneser, 1994). Counts of words before
-    one other word have the distribution without context added, with the weight `LISTED_WEIGHT`.
+    A discount is subtracted from the count of each n-gram, and the probability that becomes free is
+    distributed as after one word less (Ney, Essen and Kneser, 1994). After a single word, a word
+    also has `LISTED_WEIGHT` times its probability without context as further occurrences.
+
+    Attributes:
+        orders: The n-grams of one word, of two, …, of `ORDER`.
+        left_over: For all but the longest n-grams, the share of the next word's probability that is
+            left for the context with one word less: float32 [n-grams] each.
     """
 
-    orders: Sequence[Ngrams]  # n-grams of one word, of two, …, of `ORDER`
+    orders: Sequence[Ngrams]
     left_over: Sequence[np.ndarray]
-    """For all but the longest n-grams: the share of the next word's probability that is left for
-    the shorter context, float32 [n-grams]."""
 
     @classmethod
     def of(cls, counters: Sequence[NgramCounter]) -> NgramModel:
@@ -278,17 +281,18 @@ def _insert(sides: np.ndarray, rows: np.ndarray, middle: Sequence[np.ndarray]) -
     Args:
         sides: [2 (ORDER - 1), words].
         rows: The word of each row: int64 [rows].
-        middle: [rows] each.
+        middle: The columns of the candidates, [rows] each.
     """
     columns = [side[rows] for side in sides]
     return [*columns[:_SIDE], *middle, *columns[_SIDE:]]
 
 
 def _smooth(spans: _Spans, column: int, probability: np.ndarray) -> np.ndarray:
-    """Computes the probability of the words in a column, given the words before it: [rows].
+    """Computes the probability of the words in a column, given the words before it: float [rows].
 
     Args:
-        probability: Without context.
+        spans: The counts of all n-grams that end in this column or before it.
+        probability: Of the words without context, float [rows].
     """
     for length, discount in enumerate(DISCOUNTS, start=1):
         start = column - length
