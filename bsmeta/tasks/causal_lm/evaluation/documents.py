@@ -35,8 +35,12 @@ from bsmeta.metadata.donors import Documents
 from bsmeta.metadata.processors import map_columns
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Renderer
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import TrainingOverlap
 
 LINE_BATCH_SIZE = 256
+
+TRAINED_ON = "trained_on"
+"""Reason of documents that are left out because the model was trained on them."""
 
 
 class NamedDocuments(Documents, Protocol):
@@ -76,6 +80,8 @@ class HeldOutDocuments:
         max_documents: Maximum number of documents; None: all.
         deduplicate: Keep only the first of several documents with the same text.
         remote_file: The file, if it is remote and was already located.
+        training_overlap: The documents that the model was trained on; None: none are looked for.
+        on_training_overlap: `error` refuses such documents, `drop` leaves them out.
 
     Attributes:
         numbers: Number of each document's line in the file, from 0.
@@ -88,7 +94,8 @@ class HeldOutDocuments:
 
     Raises:
         ConfigurationError: If no validation file is set.
-        DataError: If the file does not exist, cannot be read, or contains no document to score.
+        DataError: If the file does not exist, cannot be read, or contains no document to score; or
+            if the model was trained on a document, and `on_training_overlap` is `error`.
     """
 
     def __init__(
@@ -98,6 +105,8 @@ class HeldOutDocuments:
         max_documents: int | None,
         deduplicate: bool,
         remote_file: FileRef | None = None,
+        training_overlap: TrainingOverlap | None = None,
+        on_training_overlap: str = "error",
     ) -> None:
         self.path = _locate_file(config, remote_file)
         self.numbers = array("q")
@@ -115,8 +124,12 @@ class HeldOutDocuments:
         self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
         self._offsets = array("q", [0])
         self._seen: set[int] | None = set() if deduplicate else None
+        self._training_overlap = training_overlap
+        self._first_trained_on = ""  # description of the first document that was trained on
 
         self._select_documents(max_documents)
+        if self._first_trained_on and on_training_overlap == "error":
+            self._refuse_trained_on()
         if not len(self):
             self._refuse_empty()
 
@@ -186,6 +199,15 @@ class HeldOutDocuments:
             self.left_out["empty_text"] += 1
             return
 
+        overlap = self._training_overlap.find(document) if self._training_overlap else None
+        if overlap is not None:
+            self.left_out[TRAINED_ON] += 1
+            position = describe_position(self.path, number)
+            self._first_trained_on = self._first_trained_on or (
+                f"{position} has the {overlap.part} of {overlap.position}"
+            )
+            return
+
         text = document.text.encode("utf-8", "surrogatepass")
         digest = xxhash.xxh3_64_intdigest(text)
         if self._seen is not None:
@@ -215,6 +237,17 @@ class HeldOutDocuments:
                 "fix it, or set data_config.bad_documents=skip"
             ) from error
         self.left_out[error.reason] += 1
+
+    def _refuse_trained_on(self) -> None:
+        """Raises an error for documents that the model was trained on."""
+        assert self._training_overlap is not None
+        num_trained_on = self.left_out[TRAINED_ON]
+        raise DataError(
+            f"validation_file={self.path}: documents that the run of checkpoint="
+            f"{self._training_overlap.checkpoint} was trained on: {num_trained_on:,} of "
+            f"{num_trained_on + len(self):,}; the first: {self._first_trained_on}; expected only "
+            "others (for bsmeta/evaluate.py: on_training_overlap=drop leaves these out)"
+        )
 
     def _refuse_empty(self) -> None:
         """Raises an error that says why no document was selected."""
