@@ -39,8 +39,8 @@ from bsmeta.tasks.causal_lm.evaluation.training_overlap import TrainingOverlap
 
 LINE_BATCH_SIZE = 256
 
-TRAINED_ON = "trained_on"
-"""Reason of documents that are left out because the model was trained on them."""
+IN_TRAINING_SHARDS = "in_training_shards"
+"""Reason of documents that are left out because training shards of the run contain them."""
 
 
 class NamedDocuments(Documents, Protocol):
@@ -80,7 +80,7 @@ class HeldOutDocuments:
         max_documents: Maximum number of documents; None: all.
         deduplicate: Keep only the first of several documents with the same text.
         remote_file: The file, if it is remote and was already located.
-        training_overlap: The documents that the model was trained on; None: none are looked for.
+        training_overlap: The documents in training shards of the run; None: they do not matter.
         on_training_overlap: `error` refuses such documents, `drop` leaves them out.
 
     Attributes:
@@ -95,7 +95,7 @@ class HeldOutDocuments:
     Raises:
         ConfigurationError: If no validation file is set.
         DataError: If the file does not exist, cannot be read, or contains no document to score; or
-            if the model was trained on a document, and `on_training_overlap` is `error`.
+            if a document is in a training shard, and `on_training_overlap` is `error`.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class HeldOutDocuments:
         self._offsets = array("q", [0])
         self._seen: set[int] | None = set() if deduplicate else None
         self._training_overlap = training_overlap
-        self._first_trained_on = ""  # description of the first document that was trained on
+        self._first_overlap = ""  # description of the first document in a training shard
 
         self._select_documents(max_documents)
-        if self._first_trained_on and on_training_overlap == "error":
-            self._refuse_trained_on()
+        if self._first_overlap and on_training_overlap == "error":
+            self._refuse_training_documents()
         if not len(self):
             self._refuse_empty()
 
@@ -201,9 +201,9 @@ class HeldOutDocuments:
 
         overlap = self._training_overlap.find(document) if self._training_overlap else None
         if overlap is not None:
-            self.left_out[TRAINED_ON] += 1
+            self.left_out[IN_TRAINING_SHARDS] += 1
             position = describe_position(self.path, number)
-            self._first_trained_on = self._first_trained_on or (
+            self._first_overlap = self._first_overlap or (
                 f"{position} has the {overlap.part} of {overlap.position}"
             )
             return
@@ -238,14 +238,14 @@ class HeldOutDocuments:
             ) from error
         self.left_out[error.reason] += 1
 
-    def _refuse_trained_on(self) -> None:
-        """Raises an error for documents that the model was trained on."""
+    def _refuse_training_documents(self) -> None:
+        """Raises an error for documents in training shards."""
         assert self._training_overlap is not None
-        num_trained_on = self.left_out[TRAINED_ON]
+        num_refused = self.left_out[IN_TRAINING_SHARDS]
         raise DataError(
-            f"validation_file={self.path}: documents that the run of checkpoint="
-            f"{self._training_overlap.checkpoint} was trained on: {num_trained_on:,} of "
-            f"{num_trained_on + len(self):,}; the first: {self._first_trained_on}; expected only "
+            f"validation_file={self.path}: documents in training shards of the run of checkpoint="
+            f"{self._training_overlap.checkpoint}: {num_refused:,} of "
+            f"{num_refused + len(self):,}; the first: {self._first_overlap}; expected only "
             "others (for bsmeta/evaluate.py: on_training_overlap=drop leaves these out)"
         )
 

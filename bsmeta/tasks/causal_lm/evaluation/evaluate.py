@@ -152,7 +152,7 @@ def _scale_progress(progress: Advance, num_done: int, num_parts: int) -> Advance
 def _find_training_overlap(
     config: EvaluateConfig, location: Location, context: Processes
 ) -> TrainingOverlap | None:
-    """Finds the held-out documents that a model was trained on; rank 0 reads the shards for all.
+    """Finds the held-out documents in training shards; rank 0 reads the shards for all ranks.
 
     Returns:
         The overlap; None if the run kept the file out of training.
@@ -181,7 +181,7 @@ def _evaluate_model(
     """Scores the held-out documents with one model, and computes its results.
 
     Args:
-        overlap: The documents that the model was trained on; None if the run kept the file out.
+        overlap: The documents in training shards; None if the run kept the file out of training.
     """
     run_config = resolve_config(config, location)
     data = run_config.data_config

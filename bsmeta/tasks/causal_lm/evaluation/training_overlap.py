@@ -1,4 +1,4 @@
-"""Finds the documents of a held-out file that a model was trained on.
+"""Finds the documents of a held-out file that are in the training shards of a run.
 
 Training keeps the documents of the run's own held-out file out (`bsmeta.data.stream.held_out`), so
 nothing is read if that file is evaluated. Any other file is compared with the run's training shards
@@ -34,6 +34,7 @@ from bsmeta.data.stream.same_document import iterate_fingerprints
 from bsmeta.data.stream.shard_fingerprints import ShardFingerprints
 from bsmeta.metadata.document import Document
 from bsmeta.tasks.causal_lm.evaluation.training_shards import (
+    UNREADABLE,
     LocalShard,
     list_training_shards,
     read_saved_fingerprint,
@@ -41,7 +42,6 @@ from bsmeta.tasks.causal_lm.evaluation.training_shards import (
 from bsmeta.tasks.checkpoints import Location
 
 BEYOND_LIMIT = "beyond overlap_check_gb"
-UNREADABLE = "unreadable"
 DAMAGED = "damaged, compared in part"
 """Reasons why a training shard was not compared, beside those of `training_shards`."""
 
@@ -232,7 +232,7 @@ def _read_own_held_out(
         file is not read, as a server that cannot be reached would delay the evaluation.
     """
     file = resolve_in_dataset(run_data.validation_file or "", run_data)
-    if not file or file.startswith(REMOTE_SCHEMES):
+    if file.startswith(REMOTE_SCHEMES) or not os.path.isfile(file):
         return None
     if identify_held_out(run_data) != saved.get("held_out"):
         return None

@@ -27,6 +27,7 @@ from bsmeta.tasks.checkpoints import Location
 
 REMOTE = "remote"
 MISSING = "missing"
+UNREADABLE = "unreadable"
 CHANGED = "missing or changed"
 """Reasons why a training shard cannot be read."""
 
@@ -88,7 +89,7 @@ def list_training_shards(data: DataConfig, listed: Mapping[str, Any]) -> Trainin
     absent: dict[str, str] = {}
     for source in build_source_configs(data).values():
         entries = _list_local_entries(source, absent)
-        shards = _list_local_shards(source, entries)
+        shards = _list_local_shards(source, entries, absent)
         if listed:
             shards = _add_hashes(shards, Cache(source.cache_dir))
         local += [LocalShard(shard, source.columns) for shard in shards]
@@ -120,8 +121,13 @@ def _list_local_entries(source: DataConfig, absent: dict[str, str]) -> list[str]
     return local_entries
 
 
-def _list_local_shards(source: DataConfig, entries: Sequence[str]) -> list[Shard]:
-    """Lists the shards that entries of `train_file` name, without the held-out file of the run."""
+def _list_local_shards(
+    source: DataConfig, entries: Sequence[str], absent: dict[str, str]
+) -> list[Shard]:
+    """Lists the shards that entries of `train_file` name, without the held-out file of the run.
+
+    If the entries name something else than shards, they are added to `absent`.
+    """
     if not entries:
         return []
     held_out = source.validation_file and resolve_in_dataset(source.validation_file, source)
@@ -130,7 +136,8 @@ def _list_local_shards(source: DataConfig, entries: Sequence[str]) -> list[Shard
     )
     try:
         return list_shards(resolved)
-    except UserError:  # only the held-out file is left, or files that no run would accept
+    except UserError:
+        absent |= dict.fromkeys(entries, UNREADABLE)
         return []
 
 

@@ -132,9 +132,9 @@ def test_a_document_of_a_training_shard_is_refused_by_its_text(
     other = write_shard(tmp_path / "other.jsonl.gz", [lines[2], lines[8], lines[7], lines[10]])
     assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={other}", *SHORT) == 2
     assert (
-        f"validation_file={other}: documents that the run of checkpoint={run_folder} was trained "
-        f"on: 2 of 4; the first: line 2 has the text of {second}, line 5; expected only others "
-        "(for bsmeta/evaluate.py: on_training_overlap=drop leaves these out)"
+        f"validation_file={other}: documents in training shards of the run of checkpoint="
+        f"{run_folder}: 2 of 4; the first: line 2 has the text of {second}, line 5; expected "
+        "only others (for bsmeta/evaluate.py: on_training_overlap=drop leaves these out)"
     ) in capsys.readouterr().err
     assert not (run_folder / "evaluation-other").exists()
 
@@ -163,7 +163,7 @@ def test_documents_of_training_shards_are_dropped_and_counted(
 
     folder = run_folder / "evaluation-other"
     (model,) = json.loads((folder / "evaluation.json").read_text())["models"]
-    assert model["data"]["left_out"] == {"trained_on": 2}
+    assert model["data"]["left_out"] == {"in_training_shards": 2}
     assert model["data"]["documents"] == 8
     scored = [json.loads(line) for line in (folder / "documents.jsonl").read_text().splitlines()]
     numbers = [1, 2, 3, 4, 5, 6, 7, 9]
@@ -175,8 +175,8 @@ def test_documents_of_training_shards_are_dropped_and_counted(
         "unread_lines": 0,
     }
     sentence = "Compared with 1 of 1 training shards."
-    description = "8 documents of other.jsonl.gz (left out: 2 trained_on); windows of 64 tokens: "
-    assert f"{description}sliding. {sentence}" in capsys.readouterr().out
+    description = "8 documents of other.jsonl.gz (left out: 2 in_training_shards); windows of 64"
+    assert f"{description} tokens: sliding. {sentence}" in capsys.readouterr().out
     assert sentence in (folder / "evaluation.md").read_text()
     assert sentence in (folder / "report.html").read_text()
 
@@ -193,7 +193,8 @@ def test_a_file_of_training_documents_alone_cannot_be_evaluated(
     other = write_shard(tmp_path / "other.jsonl.gz", documents()[1:3])
     arguments = (f"checkpoint={run_folder}", f"validation_file={other}")
     assert call(monkeypatch, *arguments, *SHORT, "on_training_overlap=drop") == 2
-    assert "no document to evaluate (left out: {'trained_on': 2})" in capsys.readouterr().err
+    message = "no document to evaluate (left out: {'in_training_shards': 2})"
+    assert message in capsys.readouterr().err
 
 
 def test_the_own_held_out_file_costs_nothing(
@@ -302,9 +303,9 @@ def test_all_ranks_refuse_or_drop_the_same_documents(
     keys = (f"checkpoint={run_folder}", f"validation_file={other}", *SHORT)
     refused = launch(program, *keys, processes=2, check=False)
     assert refused.returncode != 0
-    assert "was trained on: 3 of 11" in refused.stderr
+    assert f"training shards of the run of checkpoint={run_folder}: 3 of 11" in refused.stderr
     launch(program, *keys, "on_training_overlap=drop", processes=2)
     folder = run_folder / "evaluation-other"
     (model,) = json.loads((folder / "evaluation.json").read_text())["models"]
-    assert model["data"]["left_out"] == {"trained_on": 3}
+    assert model["data"]["left_out"] == {"in_training_shards": 3}
     assert model["data"]["documents"] == 8

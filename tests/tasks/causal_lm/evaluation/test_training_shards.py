@@ -102,3 +102,9 @@ def test_a_state_without_a_list_of_shards_is_ignored(tmp_path: Path, state: str)
     saved = {"fingerprint": {"shards": {}, "held_out": "1"}}
     (tmp_path / "checkpoint-9step" / "data_state.json").write_text(json.dumps(saved))
     assert read_saved_fingerprint(location) == {"shards": {}, "held_out": "1"}
+
+
+def test_files_that_no_run_would_accept_are_named(folder: Path) -> None:
+    (folder / "link.jsonl.gz").symlink_to(folder / "gone")
+    shards = list_training_shards(configure(folder, train_file="*.jsonl.gz"), {})
+    assert shards == TrainingShards([], {f"{folder}/*.jsonl.gz": "unreadable"})
