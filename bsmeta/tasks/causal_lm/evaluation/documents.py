@@ -199,7 +199,9 @@ class HeldOutDocuments:
             self.left_out["empty_text"] += 1
             return
 
-        overlap = self._training_overlap.find(document) if self._training_overlap else None
+        overlap = None
+        if self._training_overlap is not None:
+            overlap = self._training_overlap.find(document)
         if overlap is not None:
             self.left_out[IN_TRAINING_SHARDS] += 1
             position = describe_position(self.path, number)

@@ -188,7 +188,7 @@ def find_training_overlap(
 
     run_data = run_config.data_config
     saved = read_saved_fingerprint(location)
-    if data.columns == run_data.columns and identify_held_out(data) == saved.get("held_out"):
+    if data.columns == run_data.columns and _is_kept_out(data, run_data, saved):
         return None
 
     listed = saved.get("shards", {})
@@ -205,6 +205,26 @@ def find_training_overlap(
         held_out = _read_own_held_out(run_data, saved)
         _compare_with_shards(np.unique(wanted), selected, held_out, cache, overlap)
     return overlap
+
+
+def _is_kept_out(data: DataConfig, run_data: DataConfig, saved: Mapping[str, Any]) -> bool:
+    """Whether the run kept the held-out file of `data` out of training.
+
+    Args:
+        run_data: The data configuration of the run.
+        saved: The fingerprint of the data in a checkpoint, which identifies the content of the
+            file; {} if there is none: then the file is the run's if it has the same path.
+    """
+    if saved:
+        return identify_held_out(data) == saved.get("held_out")
+    file, run_file = (_resolve_held_out(config) for config in (data, run_data))
+    return bool(run_file) and file == run_file
+
+
+def _resolve_held_out(data: DataConfig) -> str:
+    """Returns the address of the held-out file, or its path without links; "" if there is none."""
+    file = resolve_in_dataset(data.validation_file or "", data)
+    return file if not file or file.startswith(REMOTE_SCHEMES) else os.path.realpath(file)
 
 
 def _select_within_limit(
@@ -228,15 +248,18 @@ def _read_own_held_out(
     """Reads the documents that the run kept out of training although they are in its shards.
 
     Returns:
-        None if the run had no held-out file, or the file is not known to be unchanged. A remote
+        None if the run had no held-out file, or the file is gone, changed or unreadable. A remote
         file is not read, as a server that cannot be reached would delay the evaluation.
     """
-    file = resolve_in_dataset(run_data.validation_file or "", run_data)
+    file = _resolve_held_out(run_data)
     if file.startswith(REMOTE_SCHEMES) or not os.path.isfile(file):
         return None
-    if identify_held_out(run_data) != saved.get("held_out"):
+    if not _is_kept_out(run_data, run_data, saved):
         return None
-    return read_held_out(run_data)
+    try:
+        return read_held_out(run_data)
+    except DataError:  # without a checkpoint, the file may have been replaced
+        return None
 
 
 def _compare_with_shards(

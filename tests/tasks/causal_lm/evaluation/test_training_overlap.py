@@ -219,6 +219,21 @@ def test_the_own_held_out_file_costs_nothing(
     )
 
 
+def test_without_a_checkpoint_the_own_held_out_file_has_its_path(
+    run_folder: Path, tmp_path: Path, data_config: DataConfig
+) -> None:
+    lines = documents()
+    shard = write_shard(tmp_path / "a.jsonl.gz", lines[:4])
+    config = train_on(run_folder, data_config, shard, kept_out=lines[1:2])
+    shutil.rmtree(run_folder / "checkpoint-8step")
+    own = Path(str(data_config.validation_file))
+    assert find_overlap(run_folder, config, own) is None
+    other = write_shard(tmp_path / "other.jsonl.gz", lines[1:3])
+    overlap = find_overlap(run_folder, config, other)
+    assert overlap is not None
+    assert {str(position) for position in overlap.positions.values()} == {f"{shard}, line 3"}
+
+
 def test_other_columns_of_the_own_file_hold_other_documents(
     run_folder: Path, tmp_path: Path, data_config: DataConfig
 ) -> None:
@@ -282,9 +297,13 @@ def test_damaged_shards_are_compared_as_far_as_they_can_be_read(
 
 
 def test_a_run_without_known_shards_is_reported(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert call(monkeypatch, f"checkpoint={run_folder}", *SHORT) == 0
+    other = write_shard(tmp_path / "other.jsonl.gz", documents())
+    assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={other}", *SHORT) == 0
     sentence = "Not compared with training documents: the training shards are not known."
     assert sentence in capsys.readouterr().out
 
