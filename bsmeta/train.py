@@ -28,8 +28,8 @@ from bsmeta.core.process import run_and_report
 from bsmeta.core.rank import read_rank, runs_shared_checks
 from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import BUILT_IN, TASKS
-from bsmeta.training.early_ends import record_refusal, record_stopped_start
-from bsmeta.training.failed_starts import check_failed_starts
+from bsmeta.training.run_folder.early_ends import record_refusal, record_stopped_start
+from bsmeta.training.run_folder.failed_starts import check_failed_starts
 
 
 def main(config: RunConfig, composition: Composition = EMPTY_COMPOSITION) -> int:

@@ -31,9 +31,9 @@ GATES: dict[str, set[str]] = {
 # Modules that run code of what they read -> the files that may import them.
 MODULES: dict[str, set[str]] = {
     "pickle": {
-        "bsmeta/training/shard_metadata.py",  # refuses all but descriptions of tensors
-        "bsmeta/training/pickled_enums.py",  # the error of that reader
-        "bsmeta/training/processes.py",  # of an error of this process
+        "bsmeta/training/checkpoints/shard_metadata.py",  # refuses all but descriptions of tensors
+        "bsmeta/training/checkpoints/pickled_enums.py",  # the error of that reader
+        "bsmeta/training/ranks/processes.py",  # of an error of this process
         "experiments/benchmarks/startup.py",  # of what it has measured itself
     },
     "marshal": set(),

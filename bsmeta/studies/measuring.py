@@ -54,8 +54,8 @@ from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_emp
 from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts
 from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
 from bsmeta.tasks.checkpoints import Location, locate_model
-from bsmeta.training.checkpoint import list_checkpoints
-from bsmeta.training.run_events import read_environments
+from bsmeta.training.checkpoints.checkpoint import list_checkpoints
+from bsmeta.training.run_folder.events import read_environments
 from bsmeta.training.task import compute_flops_per_token
 
 ALL = "all"

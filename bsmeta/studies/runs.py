@@ -46,8 +46,8 @@ from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.metadata.checks import find_metadata_problems, find_row_budget_problems
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig
-from bsmeta.training.run_events import METRICS, read_environments, read_last_events
-from bsmeta.training.run_status import STATUS, read_status
+from bsmeta.training.run_folder.events import METRICS, read_environments, read_last_events
+from bsmeta.training.run_folder.status import STATUS, read_status
 
 DONE = "done"
 NOT_STARTED = "not started"

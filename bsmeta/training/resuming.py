@@ -23,8 +23,8 @@ from bsmeta.core.errors import (
     find_differences,
     raise_problems,
 )
-from bsmeta.training.branching import check_same_branch, find_branch_problems
-from bsmeta.training.checkpoint import (
+from bsmeta.training.checkpoints.branching import check_same_branch, find_branch_problems
+from bsmeta.training.checkpoints.checkpoint import (
     CONFIG_FILE,
     TRAINER_STATE_FILE,
     Checkpoint,
@@ -34,10 +34,10 @@ from bsmeta.training.checkpoint import (
     name_damaged_file,
     open_named_checkpoint,
 )
-from bsmeta.training.distributed import Accelerator
-from bsmeta.training.engine import name_engine
-from bsmeta.training.processes import Processes
-from bsmeta.training.restarts import Restart
+from bsmeta.training.engines.engine import name_engine
+from bsmeta.training.ranks.distributed import Accelerator
+from bsmeta.training.ranks.processes import Processes
+from bsmeta.training.run_folder.restarts import Restart
 
 logger = logging.getLogger(__name__)
 

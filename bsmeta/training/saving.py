@@ -31,14 +31,14 @@ from bsmeta.core.permissions import follow_umask
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.models.pretrained import record_tokenizer
-from bsmeta.training import checkpoint
-from bsmeta.training.checkpoint import Checkpoint, list_faults
-from bsmeta.training.disk_space import check_room, explain_full_disk, measure_checkpoint
-from bsmeta.training.engine import Engine, Snapshot
-from bsmeta.training.processes import Processes
+from bsmeta.training.checkpoints import checkpoint
+from bsmeta.training.checkpoints.checkpoint import Checkpoint, list_faults
+from bsmeta.training.checkpoints.disk_space import check_room, explain_full_disk, measure_checkpoint
+from bsmeta.training.checkpoints.rng import capture_rng, write_rng
+from bsmeta.training.engines.engine import Engine, Snapshot
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.retention import Retention
-from bsmeta.training.rng import capture_rng, write_rng
-from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_folder.folder import RunFolder
 from bsmeta.training.task import Exports, Task
 
 # Seconds before each further attempt at a save during which the run folder is deleted. Deleting a

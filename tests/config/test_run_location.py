@@ -23,7 +23,7 @@ READERS = {
     "bsmeta/tasks/checkpoints.py": "reports of evaluate",
     "bsmeta/tasks/model_card.py": "the name of the run",
     "bsmeta/training/run.py": "the key of a message",
-    "bsmeta/training/run_store.py": "the store",
+    "bsmeta/training/run_folder/choice.py": "the choice of the store",
 }
 """Files that read `out_dir` of a configuration, and why they may; all others are given a folder."""
 

@@ -34,7 +34,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import Location, open_task, read_task, read_training_config
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
-from bsmeta.training.checkpoint import Checkpoint
+from bsmeta.training.checkpoints.checkpoint import Checkpoint
 from bsmeta.training.resuming import find_changed_settings
 
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLE"

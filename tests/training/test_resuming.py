@@ -14,7 +14,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import Manifest, describe_file, read_manifest, write_manifest
-from bsmeta.training.checkpoint import FORMAT, Checkpoint
+from bsmeta.training.checkpoints.checkpoint import FORMAT, Checkpoint
 from bsmeta.training.resuming import (
     check_exports,
     check_optimizer,

@@ -51,7 +51,7 @@ from bsmeta.tasks.disambiguation.report import (
     report_results,
 )
 from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
 log = logging.getLogger(__name__)

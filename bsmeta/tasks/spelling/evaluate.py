@@ -71,7 +71,7 @@ from bsmeta.tasks.spelling.metrics import METRICS, Judged, format_share
 from bsmeta.tasks.spelling.noise import copy_case, is_editable
 from bsmeta.tasks.spelling.word_scripts import WordScripts
 from bsmeta.training.metric_values import make_metrics
-from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.ranks.processes import FinishContext, Processes
 from bsmeta.training.task import Metric
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from bsmeta.tasks.classification.report import MAJORITY, summarize_results
 from bsmeta.tasks.classification.results import Results, TestSet
 from bsmeta.tasks.classification.systems import Split, fit_word_system, predict_by_words
 from bsmeta.tasks.classification.task import TextClassifier
-from bsmeta.training.processes import FinishContext
+from bsmeta.training.ranks.processes import FinishContext
 from tests.tasks.classification.helpers import (
     CHUNKS,
     LABELS,

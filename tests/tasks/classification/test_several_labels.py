@@ -37,8 +37,8 @@ from bsmeta.tasks.classification.model import (
 from bsmeta.tasks.classification.results import compute_scores
 from bsmeta.tasks.classification.store import SPLITS
 from bsmeta.tasks.classification.task import TextClassifier, build_set_batch
-from bsmeta.training.checkpoint import TRAINER_STATE_FILE
-from bsmeta.training.processes import ALONE
+from bsmeta.training.checkpoints.checkpoint import TRAINER_STATE_FILE
+from bsmeta.training.ranks.processes import ALONE
 from tests.annotate.helpers import annotated, values
 from tests.conftest import command, run_warm
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_csv

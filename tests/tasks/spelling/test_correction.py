@@ -37,7 +37,7 @@ from bsmeta.tasks.spelling.evaluate import run_evaluation
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.tasks.spelling.word_kinds import KINDS
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.tasks.spelling.helpers import lexicon, write_test_set
 
 

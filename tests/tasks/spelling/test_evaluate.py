@@ -32,7 +32,7 @@ from bsmeta.tasks.spelling.evaluate import (
     summarize_results,
 )
 from bsmeta.tasks.spelling.word_kinds import KINDS
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments, write_test_set
 

@@ -60,7 +60,7 @@ from bsmeta.tasks.checkpoints import (
     announce_data,
     choose_report_folder,
 )
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 
 HOST = "host"
 """Value of `cluster` for intervals over hosts."""
