@@ -2,7 +2,7 @@
 
 `RunBucket` names objects below the prefix of a run, divides files into parts, uploads several at a
 time, continues interrupted downloads, and verifies files by a manifest. A derived class sends the
-requests of one store: `s3_bucket.py`, `gcs_bucket.py`. `open_bucket` in `buckets.py` chooses it.
+requests of one store: `s3.py`, `gcs.py`. `open_bucket` in `choice.py` chooses it.
 
 The stores of `bsmeta.data.io.objects` only read, in loader processes that are forked; these clients
 are used in the threads of one process, so that libraries can send the requests and retry them.

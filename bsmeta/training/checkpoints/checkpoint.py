@@ -337,57 +337,6 @@ def find_newest_intact(
     return None, newer_faults
 
 
-def choose_checkpoint(request: str, out_dir: Path, processes: Processes) -> Checkpoint | None:
-    """Chooses the checkpoint to resume from; every rank gets the same result.
-
-    Args:
-        request: `latest`, for the newest intact one in `out_dir`, or the folder of a checkpoint.
-
-    Returns:
-        The checkpoint; None for `latest` if the run has none yet.
-
-    Raises:
-        ConfigurationError: If the named folder is not a checkpoint or is damaged, or if every
-            checkpoint of the run is damaged.
-    """
-    if request != "latest":
-        return open_named_checkpoint(Path(request), processes)
-
-    newest, faults = find_newest_intact(out_dir, processes)
-    if newest is None and faults:
-        raise ConfigurationError(
-            f"resume_from_checkpoint_dir={request}: every checkpoint is damaged in {out_dir}; "
-            "nothing was overwritten. Restore one, or delete them all to start afresh:\n  "
-            + "\n  ".join(faults)
-        )
-    return newest
-
-
-def open_named_checkpoint(
-    folder: Path, processes: Processes, key: str = "resume_from_checkpoint_dir"
-) -> Checkpoint:
-    """Returns the checkpoint in a folder that `key` names; every rank gets the same result.
-
-    Raises:
-        ConfigurationError: If it is not a checkpoint, or damaged.
-    """
-    match = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
-    expected = "" if key == "decay_from" else "`latest` or "
-    if not folder.is_dir() or match is None:
-        raise ConfigurationError(
-            f"{key}: {folder} is not a checkpoint folder; expected {expected}the path of a folder "
-            "named checkpoint-{step}step"
-        )
-
-    checkpoint = Checkpoint(folder, int(match[1]))
-    faults = list_faults(checkpoint, processes)
-    if faults:
-        raise ConfigurationError(
-            f"{key}={folder}: it is damaged; restore it, or name another:\n  " + "\n  ".join(faults)
-        )
-    return checkpoint
-
-
 def remove_leftovers(out_dir: Path) -> None:
     """Removes the leftovers of an interrupted save or start (rank 0)."""
     for leftover in (*out_dir.glob("tmp-checkpoint-*"), out_dir / REHEARSAL):

@@ -1,8 +1,8 @@
 """The interface of the engines, which wrap the model, step the optimizer and save both.
 
 Engines differ in how they clip and step, and in how they save weights and optimizer: plain torch
-(`engine_plain`), FSDP2 (`fsdp`) and DeepSpeed (`engine_deepspeed`); `engines` chooses. A fitted
-model takes no steps (`engine_fixed`).
+(`plain`), FSDP2 (`fsdp`) and DeepSpeed (`deepspeed`); `choice` chooses. A fitted model takes no
+steps (`fixed`).
 """
 
 from __future__ import annotations

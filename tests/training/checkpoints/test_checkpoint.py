@@ -17,25 +17,11 @@ from bsmeta.models.manifest import FileEntry
 from bsmeta.training.checkpoints import checkpoint
 from bsmeta.training.checkpoints.checkpoint import Checkpoint, list_checkpoints
 from bsmeta.training.ranks.processes import ALONE
-
-
-def write(out_dir: Path, step: int) -> Path:
-    return begin(out_dir, step).commit().folder
-
-
-def begin(out_dir: Path, step: int) -> checkpoint.Writer:
-    writer = checkpoint.Writer(out_dir, step, ALONE)
-    (writer.folder / "state").mkdir()
-    (writer.folder / "state" / "weights").write_bytes(bytes(range(256)) * 40)
-    (writer.folder / "rng" / "rank0.pt").write_bytes(b"states")
-    writer.write_json("trainer_state.json", {"step": step})
-    writer.write_json("data_state.json", {})
-    (writer.folder / "config.yaml").write_text("seed: 1\n")
-    return writer
+from tests.training.written_checkpoints import begin_checkpoint, write_checkpoint
 
 
 def test_a_committed_checkpoint_is_intact_and_leaves_no_other_files(tmp_path: Path) -> None:
-    folder = write(tmp_path, 7)
+    folder = write_checkpoint(tmp_path, 7)
     assert folder == tmp_path / "checkpoint-7step"
     assert checkpoint.list_faults(Checkpoint(folder, 7), ALONE) == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint-7step"]
@@ -59,34 +45,22 @@ def flip_a_bit(file: Path) -> None:
 def test_a_damaged_file_is_named_and_the_previous_checkpoint_used(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path, 1)
-    newest = write(tmp_path, 2)
+    write_checkpoint(tmp_path, 1)
+    newest = write_checkpoint(tmp_path, 2)
     damage(newest / "state" / "weights")
-    chosen = checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
-    assert chosen == checkpoint.Checkpoint(tmp_path / "checkpoint-1step", 1)
-    assert str(newest / "state" / "weights") in caplog.text
-    with pytest.raises(ConfigurationError, match="it is damaged; .*\n.*state/weights"):
-        checkpoint.choose_checkpoint(str(newest), tmp_path, ALONE)
+    intact, faults = checkpoint.find_newest_intact(tmp_path, ALONE)
+    assert intact == Checkpoint(tmp_path / "checkpoint-1step", 1)
+    assert len(faults) == 1
+    assert str(newest / "state" / "weights") in faults[0]
+    assert faults[0] in caplog.text
 
 
 def test_the_latest_checkpoint_is_found_by_number(tmp_path: Path) -> None:
-    write(tmp_path, 10)
-    write(tmp_path, 9)
-    chosen = checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
-    assert chosen is not None
-    assert chosen.step == 10
-
-
-def test_only_damaged_checkpoints_are_an_error_and_none_is_a_fresh_start(tmp_path: Path) -> None:
-    assert checkpoint.choose_checkpoint("latest", tmp_path, ALONE) is None
-    (write(tmp_path, 3) / checkpoint.MANIFEST).write_text("{")
-    with pytest.raises(ConfigurationError, match="every checkpoint is damaged"):
-        checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
-
-
-def test_a_path_that_is_not_a_checkpoint_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="not a checkpoint folder"):
-        checkpoint.choose_checkpoint(str(tmp_path), tmp_path, ALONE)
+    write_checkpoint(tmp_path, 10)
+    write_checkpoint(tmp_path, 9)
+    newest, faults = checkpoint.find_newest_intact(tmp_path, ALONE)
+    assert newest == Checkpoint(tmp_path / "checkpoint-10step", 10)
+    assert faults == []
 
 
 def test_an_interrupted_save_is_ignored_and_removed(tmp_path: Path) -> None:
@@ -98,7 +72,7 @@ def test_an_interrupted_save_is_ignored_and_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["state", "rng", "trainer_state.json"])
 def test_a_checkpoint_with_a_deleted_part_is_not_committed(tmp_path: Path, part: str) -> None:
-    writer = begin(tmp_path, 5)
+    writer = begin_checkpoint(tmp_path, 5)
     if (writer.folder / part).is_dir():
         shutil.rmtree(writer.folder / part)
     else:
@@ -131,15 +105,15 @@ def test_a_save_does_not_recreate_a_deleted_run_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_manifest_is_named(tmp_path: Path, key: str, value: Any, message: str) -> None:
-    write(tmp_path, 6)
-    file = write(tmp_path, 7) / "manifest.json"
+    write_checkpoint(tmp_path, 6)
+    file = write_checkpoint(tmp_path, 7) / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     (fault,) = checkpoint.list_faults(Checkpoint(file.parent, 7), ALONE)
     assert str(file) in fault
     assert message in fault
-    assert checkpoint.choose_checkpoint("latest", tmp_path, ALONE) == Checkpoint(
-        tmp_path / "checkpoint-6step", 6
-    )
+    newest, faults = checkpoint.find_newest_intact(tmp_path, ALONE)
+    assert newest == Checkpoint(tmp_path / "checkpoint-6step", 6)
+    assert faults == [fault]
 
 
 @pytest.mark.parametrize(
@@ -153,33 +127,34 @@ def test_a_checkpoint_of_another_version_is_refused(
     number: int, message: str, tmp_path: Path
 ) -> None:
     """It is neither damaged nor skipped, since an older checkpoint may have the same version."""
-    write(tmp_path, 6)
-    file = write(tmp_path, 7) / "manifest.json"
+    write_checkpoint(tmp_path, 6)
+    file = write_checkpoint(tmp_path, 7) / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": number}))
-    for wanted in ("latest", str(file.parent)):
-        with pytest.raises(ConfigurationError, match=message):
-            checkpoint.choose_checkpoint(wanted, tmp_path, ALONE)
+    with pytest.raises(ConfigurationError, match=message):
+        checkpoint.list_faults(Checkpoint(file.parent, 7), ALONE)
+    with pytest.raises(ConfigurationError, match=message):
+        checkpoint.find_newest_intact(tmp_path, ALONE)
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "7", '{"files": {}}', 5000 * "["])
 def test_a_file_that_is_no_manifest_is_a_fault(tmp_path: Path, content: str) -> None:
-    file = write(tmp_path, 7) / "manifest.json"
+    file = write_checkpoint(tmp_path, 7) / "manifest.json"
     file.write_text(content)
     (fault,) = checkpoint.list_faults(Checkpoint(file.parent, 7), ALONE)
     assert f"{file}: cannot be read" in fault
 
 
 def test_a_copy_under_the_name_of_another_step_is_skipped(tmp_path: Path) -> None:
-    shutil.copytree(write(tmp_path, 7), tmp_path / "checkpoint-5000step")
-    chosen = checkpoint.choose_checkpoint("latest", tmp_path, ALONE)
-    assert chosen == Checkpoint(tmp_path / "checkpoint-7step", 7)
+    shutil.copytree(write_checkpoint(tmp_path, 7), tmp_path / "checkpoint-5000step")
+    newest, _ = checkpoint.find_newest_intact(tmp_path, ALONE)
+    assert newest == Checkpoint(tmp_path / "checkpoint-7step", 7)
 
 
 @pytest.mark.parametrize("folder", ["state", "state/pytorch_model", "rng"])
 def test_a_file_to_load_that_the_manifest_does_not_list_is_refused(
     tmp_path: Path, folder: str
 ) -> None:
-    saved = write(tmp_path, 7)
+    saved = write_checkpoint(tmp_path, 7)
     (saved / "KEEP").touch()  # what a person may put there
     (saved / "notes.txt").touch()
     assert checkpoint.list_faults(Checkpoint(saved, 7), ALONE) == []
@@ -196,7 +171,7 @@ def test_a_file_that_cannot_be_read_is_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bad sector must not end a run that could resume from the previous checkpoint."""
-    saved = write(tmp_path, 7)
+    saved = write_checkpoint(tmp_path, 7)
     read = manifest.describe_file
 
     def fail(file: Path) -> FileEntry:
@@ -212,7 +187,7 @@ def test_a_file_that_cannot_be_read_is_damage(
 def test_later_checkpoints_are_set_aside_and_kept(tmp_path: Path) -> None:
     for _ in range(3):
         for step in (10, 20, 30):
-            write(tmp_path, step)
+            write_checkpoint(tmp_path, step)
         checkpoint.set_aside_newer(tmp_path, 10)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [
         "checkpoint-10step",
@@ -229,7 +204,7 @@ def test_later_checkpoints_are_set_aside_and_kept(tmp_path: Path) -> None:
 def test_a_path_of_the_manifest_that_is_too_long_is_a_fault(tmp_path: Path) -> None:
     """Although each part could be the name of a folder."""
     name = "/".join(99 * ["a" * 99])
-    file = write(tmp_path, 7) / "manifest.json"
+    file = write_checkpoint(tmp_path, 7) / "manifest.json"
     content = json.loads(file.read_text())
     content["files"][name] = {"bytes": 5, "xxh3": 32 * "0"}
     file.write_text(json.dumps(content))
