@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from bsmeta.config.checked_run import CheckedRun
-from bsmeta.config.checks import check_run
-from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.checks.run import check_run
+from bsmeta.config.composing.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.composing.hydra_files import shorten_path
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.hydra_files import shorten_path
 from bsmeta.config.run_location import locate_run_folder
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.startup_table import list_launch_notes, list_table_rows, print_summary

@@ -58,6 +58,14 @@ PACKAGES = {
         "generation": {"generation", "evaluation", "checkpoints"},
         "explaining": {"explaining", "shown_tokens"},
     },
+    "config": {
+        "composing": {"composing", "launch", "saved"},
+        "programs": {"programs", "causal_lm", "schema"},
+        "checks": {
+            "checks", "composing", "checked_run", "launch", "learning_rate", "metric_table",
+            "run_location", "schema", "steps", "task_entry",
+        },
+    },
     "training": {
         "ranks": {"ranks"},
         "buckets": {"buckets"},
@@ -67,7 +75,7 @@ PACKAGES = {
         "reporting": {"reporting", "run_folder", "ranks", "guards", "step_stats"},
         "memory": {"memory", "reporting.throughput", "optimization", "task"},
     },
-}
+}  # fmt: skip
 
 # Library -> the files or folders (patterns below bsmeta/) that may import it.
 DISTRIBUTED = [
@@ -78,7 +86,7 @@ DISTRIBUTED = [
 ]
 ROOMS = {
     "accelerate": DISTRIBUTED,
-    "deepspeed": [*DISTRIBUTED, "config/deepspeed*"],
+    "deepspeed": [*DISTRIBUTED, "config/checks/deepspeed*"],
     "hydra": ["*.py", "config/*"],
     "omegaconf": ["*.py", "config/*", "studies/config*"],
     "tensorboard": ["training/reporting/trackers*"],

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "bsmeta"
 # addresses of runs, in which `BUCKET_URL` permits no credentials, and their form.
 OPENED = {
     ("core/secrets.py", "address"),
-    ("config/loop_checks.py", "RUN_ADDRESS"),
+    ("config/checks/loop.py", "RUN_ADDRESS"),
     ("data/io/azure_account.py", "url"),
     ("data/io/azure_blobs.py", "self._account.endpoint"),
     ("data/io/azure_blobs.py", "self._format_container_url(pattern.container)"),

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.model_file import find_language_part
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.steps import set_branch_length
 from bsmeta.core.environment import describe_environment, format_utc_now
 from bsmeta.core.errors import DataError

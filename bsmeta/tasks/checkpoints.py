@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 import xxhash
 from huggingface_hub import hf_hub_download
 
-from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.config.run_location import is_in_bucket
 from bsmeta.config.saved import read_saved
 from bsmeta.config.saved_runs import read_saved_config, read_saved_task

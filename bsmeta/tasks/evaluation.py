@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.loopback import listen_on_loopback

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved import (
     MAX_FILE_BYTES,
     escape_interpolations,

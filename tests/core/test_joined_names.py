@@ -29,16 +29,16 @@ JOINS = {
     "annotate/sources.py": {"os.path.join(entry, name)": "a listing of the folder itself"},
     "api/runs.py": {"self.path / name": "constant names"},
     "cli.py": {"folder / name": "constant names"},
-    "config/command_line.py": {"path / f'{stem}.yaml'": "named on the command line"},
+    "config/composing/command_line.py": {"path / f'{stem}.yaml'": "named on the command line"},
     "config/data.py": {
         "os.path.join(folder, entry)":
             "the user's keys",
     },
-    "config/from_file.py": {
+    "config/composing/from_file.py": {
         "folder / name": "named by the user's own files",
         "self.folder / name": "named by the user's own files",
     },
-    "config/hydra_files.py": {
+    "config/composing/hydra_files.py": {
         "Path(self.path) / self._normalize_file_name(config_path)": "named by the user's own files",
         "folder / name": "named by the schema",
     },
@@ -46,7 +46,7 @@ JOINS = {
         "Path(config.staging_dir) / name_local_folder(config.out_dir)":
             "a hash after the user's address",
     },
-    "config/schema_choice.py": {
+    "config/composing/schema_choice.py": {
         "folder / f'{name}.yaml'": "named by the user's own files",
     },
     "core/files.py": {

@@ -464,7 +464,7 @@ def read_launch_file(path: Path) -> None:
 
 def read_deepspeed(path: Path) -> None:
     """A DeepSpeed JSON, read and compared with a run's configuration and launch."""
-    from bsmeta.config.deepspeed import DeepSpeedJson, read_json
+    from bsmeta.config.checks.deepspeed import DeepSpeedJson, read_json
     from bsmeta.config.launch import read_launch
 
     document, problems = read_json(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bsmeta.config.evaluating import EvaluateConfig, SliceConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig, SliceConfig
 from bsmeta.core.printable import make_printable
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.report import write_report

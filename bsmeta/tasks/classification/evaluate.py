@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, suggest_nearest
 from bsmeta.core.files import replace_atomically

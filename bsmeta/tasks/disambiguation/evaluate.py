@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import read_saved_config
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError

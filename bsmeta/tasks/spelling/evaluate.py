@@ -24,8 +24,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metric_table import compute_values, select_report_rows
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_each
 from bsmeta.data.text.sentences import find_word_core

@@ -26,7 +26,7 @@ from accelerate.utils import (
     ProjectConfiguration,
 )
 
-from bsmeta.config.machine_checks import find_precision_problems
+from bsmeta.config.checks.machine import find_precision_problems
 from bsmeta.config.run_location import locate_run_folder
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError, raise_problems

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MixtralConfig
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.tokenizer import load_tokenizer

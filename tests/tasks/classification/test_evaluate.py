@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from bsmeta import evaluate, explain, generate
-from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.config.saved_runs import format_yaml, read_saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS

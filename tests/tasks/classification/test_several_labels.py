@@ -21,8 +21,8 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from bsmeta import evaluate, predict
 from bsmeta.annotate.sources import InputRecord
-from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.predicting import PredictConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.classifier import Classifier

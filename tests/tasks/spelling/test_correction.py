@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.checkpoints import locate_model, open_task

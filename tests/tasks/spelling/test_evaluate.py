@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.predicting import PredictConfig
+from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.predict import choose_output_form, read_text

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.checks.values import find_value_problems
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.steps import set_branch_length
-from bsmeta.config.value_checks import find_value_problems
 from bsmeta.training.checkpoints.branching import find_branch_problems
 from bsmeta.training.checkpoints.checkpoint import Checkpoint
 from tests.conftest import run_warm

@@ -10,7 +10,7 @@ from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.memory.states import (

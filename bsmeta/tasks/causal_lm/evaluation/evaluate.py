@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import REMOTE_SCHEMES, resolve_in_dataset
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.progress import Advance, show_progress_bar
 from bsmeta.core.secrets import redact_values

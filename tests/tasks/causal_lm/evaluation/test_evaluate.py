@@ -15,7 +15,7 @@ from scipy.stats import t
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import write_model_manifest

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.causal_lm.evaluation.arms import (
     TEXT_ALONE,
