@@ -31,6 +31,6 @@ RUN pip install --no-cache-dir --no-deps --no-build-isolation . \
 USER 10001
 WORKDIR /home/bsmeta
 ENV TORCH_EXTENSIONS_DIR=/home/bsmeta/.cache/torch_extensions
-RUN python -c 'from bsmeta.training.distributed_op import prepare_cpu_op; prepare_cpu_op()'
+RUN python -c 'from bsmeta.training.ranks.distributed_op import prepare_cpu_op; prepare_cpu_op()'
 ENTRYPOINT ["bsmeta"]
 CMD ["--help"]

@@ -36,7 +36,7 @@ $(BASE_STAMP):
 	$(VENV)/bin/python -m pip install $$(grep '^torch==' requirements.txt)
 	$(VENV)/bin/python -m pip install --require-hashes --no-deps -r requirements-base.lock
 	$(VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .
-	$(VENV)/bin/python -c 'from bsmeta.training.distributed_op import prepare_cpu_op; prepare_cpu_op()'
+	$(VENV)/bin/python -c 'from bsmeta.training.ranks.distributed_op import prepare_cpu_op; prepare_cpu_op()'
 	rm -f $(VENV)/.base-*
 	touch $@
 

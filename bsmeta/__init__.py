@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bsmeta.core.errors import UserError
     from bsmeta.data.batch import MicroBatch
     from bsmeta.tasks.causal_lm.generation.writer import Result, Sample
-    from bsmeta.training.checkpoint import Checkpoint
+    from bsmeta.training.checkpoints.checkpoint import Checkpoint
 
     __version__: str
 
@@ -54,7 +54,7 @@ _MODULES = {
     **dict.fromkeys(("Run", "Status", "open_run"), "bsmeta.api.runs"),
     **dict.fromkeys(("BatchStream", "stream"), "bsmeta.api.streams"),
     **dict.fromkeys(("Result", "Sample"), "bsmeta.tasks.causal_lm.generation.writer"),
-    "Checkpoint": "bsmeta.training.checkpoint",
+    "Checkpoint": "bsmeta.training.checkpoints.checkpoint",
     "MicroBatch": "bsmeta.data.batch",
     "UserError": "bsmeta.core.errors",
 }

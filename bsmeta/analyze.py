@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bsmeta.config.analyzing import AnalyzeConfig
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.programs.analyzing import AnalyzeConfig
 
 
 def main(config: AnalyzeConfig) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from bsmeta.config.building import READY_TASKS, BuildConfig
+from bsmeta.config.composing.positional import name_positional
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.positional import name_positional
+from bsmeta.config.programs.building import READY_TASKS, BuildConfig
 from bsmeta.core.process import run_stoppable
 
 

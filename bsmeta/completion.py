@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-from bsmeta.config.groups import list_group_options
+from bsmeta.config.composing.groups import list_group_options
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import list_key_names
 from bsmeta.reference import PROGRAMS as DOCUMENTED

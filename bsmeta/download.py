@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from bsmeta.config.downloading import DownloadConfig
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.programs.downloading import DownloadConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.process import run_stoppable
 from bsmeta.core.terminal import ProgressDisplay, TextColumn

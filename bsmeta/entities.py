@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bsmeta.config.entity_table import EntitiesConfig
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.programs.entity_table import EntitiesConfig
 from bsmeta.core.errors import ConfigurationError
 
 if TYPE_CHECKING:

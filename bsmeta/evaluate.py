@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.tasks.evaluation import evaluate_checkpoints
 
 FLAGS = {"--prompt": "prompt=true", "--untrained": "untrained=true"}

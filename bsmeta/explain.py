@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.composing.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.explaining import ExplainConfig
+from bsmeta.config.programs.explaining import ExplainConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError, raise_problems

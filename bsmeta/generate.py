@@ -10,7 +10,7 @@ python bsmeta/generate.py mode=attribute type=url
 from __future__ import annotations
 
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.config.unused_keys import refuse_unused_keys
 from bsmeta.tasks import TASKS

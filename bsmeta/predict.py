@@ -20,10 +20,10 @@ from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.config.building import READY_TASKS
+from bsmeta.config.composing.positional import quote_text
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.positional import quote_text
-from bsmeta.config.predicting import PredictConfig
+from bsmeta.config.programs.building import READY_TASKS
+from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import replace_atomically

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
-from bsmeta.config.analyzing import AnalyzeConfig
-from bsmeta.config.building import BuildConfig
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.copying import PrepareConfig, StageConfig
-from bsmeta.config.downloading import DownloadConfig
-from bsmeta.config.entity_table import EntitiesConfig
-from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.explaining import ExplainConfig
-from bsmeta.config.generating import GenerateConfig
-from bsmeta.config.groups import list_group_options
-from bsmeta.config.help_page import Key, list_sections
-from bsmeta.config.predicting import PredictConfig
+from bsmeta.config.composing.groups import list_group_options
+from bsmeta.config.composing.help_page import Key, list_sections
+from bsmeta.config.programs.analyzing import AnalyzeConfig
+from bsmeta.config.programs.building import BuildConfig
+from bsmeta.config.programs.copying import PrepareConfig, StageConfig
+from bsmeta.config.programs.downloading import DownloadConfig
+from bsmeta.config.programs.entity_table import EntitiesConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.explaining import ExplainConfig
+from bsmeta.config.programs.generating import GenerateConfig
+from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.quick.config import QuickConfig

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from bsmeta.config.checked_run import CheckedRun
-from bsmeta.config.checks import check_run
-from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.checks.run import check_run
+from bsmeta.config.composing.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.composing.hydra_files import shorten_path
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.hydra_files import shorten_path
 from bsmeta.config.run_location import locate_run_folder
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.startup_table import list_launch_notes, list_table_rows, print_summary
@@ -28,8 +28,8 @@ from bsmeta.core.process import run_and_report
 from bsmeta.core.rank import read_rank, runs_shared_checks
 from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import BUILT_IN, TASKS
-from bsmeta.training.early_ends import record_refusal, record_stopped_start
-from bsmeta.training.failed_starts import check_failed_starts
+from bsmeta.training.run_folder.early_ends import record_refusal, record_stopped_start
+from bsmeta.training.run_folder.failed_starts import check_failed_starts
 
 
 def main(config: RunConfig, composition: Composition = EMPTY_COMPOSITION) -> int:

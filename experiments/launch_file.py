@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+from bsmeta.config.checks.launch import find_launcher_problems
 from bsmeta.config.launch import read_launch
-from bsmeta.config.launch_checks import find_launcher_problems
 from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.core.process import run_and_report
 

@@ -55,8 +55,8 @@ from bsmeta.annotate.plan import make_annotators
 from bsmeta.annotate.shingles import split_words
 from bsmeta.annotate.sources import InputRecord, decode_line
 from bsmeta.annotate.spans import split_paragraphs
+from bsmeta.config.composing.overrides import quote_home, quote_mapping
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.overrides import quote_home, quote_mapping
 from bsmeta.config.saved import parse_saved
 from bsmeta.core.enclosed import remove_enclosed
 from bsmeta.core.errors import DataError, UserError

@@ -31,9 +31,9 @@ GATES: dict[str, set[str]] = {
 # Modules that run code of what they read -> the files that may import them.
 MODULES: dict[str, set[str]] = {
     "pickle": {
-        "bsmeta/training/shard_metadata.py",  # refuses all but descriptions of tensors
-        "bsmeta/training/pickled_enums.py",  # the error of that reader
-        "bsmeta/training/processes.py",  # of an error of this process
+        "bsmeta/training/checkpoints/shard_metadata.py",  # refuses all but descriptions of tensors
+        "bsmeta/training/checkpoints/pickled_enums.py",  # the error of that reader
+        "bsmeta/training/ranks/processes.py",  # of an error of this process
         "experiments/benchmarks/startup.py",  # of what it has measured itself
     },
     "marshal": set(),
@@ -52,12 +52,12 @@ MODULES: dict[str, set[str]] = {
 
 # YAML of the user's own files; those of runs and models go through `bsmeta.config.saved`.
 YAML = {
-    "bsmeta/config/interpolation.py": 1,  # the text of a variable
+    "bsmeta/config/composing/interpolation.py": 1,  # the text of a variable
     "bsmeta/config/launch.py": 1,
     "bsmeta/config/saved.py": 1,
-    "bsmeta/config/overrides.py": 1,  # values of the command line
-    "bsmeta/config/schema_choice.py": 1,  # the defaults of a file
-    "bsmeta/config/yaml_values.py": 1,  # files of a configuration, as OmegaConf reads them
+    "bsmeta/config/composing/overrides.py": 1,  # values of the command line
+    "bsmeta/config/composing/schema_choice.py": 1,  # the defaults of a file
+    "bsmeta/config/composing/yaml_values.py": 1,  # files, as OmegaConf reads them
     "bsmeta/core/parsing.py": 1,
     "bsmeta/studies/config.py": 1,
     "bsmeta/tasks/causal_lm/generation/dialogue.py": 1,
@@ -174,11 +174,11 @@ def test_interpolations_are_resolved_only_by_hydra() -> None:
         if called(node) in ("OmegaConf.create", "OmegaConf.load", "OmegaConf.to_object")
     }
     assert resolving == {
-        "bsmeta/config/from_file.py",
-        "bsmeta/config/hydra_files.py",
-        "bsmeta/config/interpolation.py",
+        "bsmeta/config/composing/from_file.py",
+        "bsmeta/config/composing/hydra_files.py",
+        "bsmeta/config/composing/interpolation.py",
         "bsmeta/config/saved_runs.py",
-        "bsmeta/config/yaml_values.py",
+        "bsmeta/config/composing/yaml_values.py",
         "bsmeta/studies/config.py",
     }  # fmt: skip
 

@@ -20,8 +20,8 @@ EXCEPTIONS = {
     "data/table/store.py:open_store json.loads": ITSELF,
     "report/page.py:write_report json.loads": ITSELF,
     "tasks/classification/systems.py:_has_key json.loads": ITSELF,
-    "training/run_logs.py:write json.loads": ITSELF,
-    "training/run_status.py:_overwrite_status json.loads": ITSELF,
+    "training/run_folder/logs.py:write json.loads": ITSELF,
+    "training/run_folder/status.py:_overwrite_status json.loads": ITSELF,
 }
 
 

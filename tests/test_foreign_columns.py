@@ -23,10 +23,10 @@ from bsmeta.annotate.sources import decode_line
 from bsmeta.annotate.spans import EntityParagraph
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.predicting import PredictConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.explaining import ExplainConfig
+from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import DataError
 from bsmeta.core.terminal import Console

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig

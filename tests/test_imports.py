@@ -34,8 +34,8 @@ ALLOWED = {
         "report", "data", "metadata", "config", "core",
     },
     "studies": {
-        "studies", "tasks.causal_lm", "tasks.checkpoints", "training.checkpoint", "training.task",
-        "training.run_events", "training.run_status",
+        "studies", "tasks.causal_lm", "tasks.checkpoints", "training.checkpoints", "training.task",
+        "training.run_folder.events", "training.run_folder.status",
         "report", "data", "metadata", "config", "core",
     },
     "quick": {
@@ -50,33 +50,57 @@ ALLOWED = {
     },
 }  # fmt: skip
 
-# Package of the language model's task -> the parts of that task that it may import. The files
-# beside the packages (the task itself, its checks) may import all of them.
-LANGUAGE_MODEL = {
-    "evaluation": {"evaluation", "checkpoints", "metrics", "shown_tokens"},
-    "generation": {"generation", "evaluation", "checkpoints"},
-    "explaining": {"explaining", "shown_tokens"},
-}
+# Folder with packages -> each package -> the packages and files beside it that it may import, from
+# the ground up. The files beside the packages may import all of them.
+PACKAGES = {
+    "tasks/causal_lm": {
+        "evaluation": {"evaluation", "checkpoints", "metrics", "shown_tokens"},
+        "generation": {"generation", "evaluation", "checkpoints"},
+        "explaining": {"explaining", "shown_tokens"},
+    },
+    "config": {
+        "composing": {"composing", "launch", "saved"},
+        "programs": {"programs", "causal_lm", "schema"},
+        "checks": {
+            "checks", "composing", "checked_run", "launch", "learning_rate", "metric_table",
+            "run_location", "schema", "steps", "task_entry",
+        },
+    },
+    "training": {
+        "ranks": {"ranks"},
+        "buckets": {"buckets"},
+        "checkpoints": {"checkpoints", "ranks"},
+        "engines": {"engines", "checkpoints", "ranks", "task"},
+        "run_folder": {"run_folder", "buckets", "checkpoints", "ranks"},
+        "reporting": {"reporting", "run_folder", "ranks", "guards", "step_stats"},
+        "memory": {"memory", "reporting.throughput", "optimization", "task"},
+    },
+}  # fmt: skip
 
 # Library -> the files or folders (patterns below bsmeta/) that may import it.
-DISTRIBUTED = [f"training/{name}*" for name in ("trainer", "step", "engine", "fsdp", "distributed")]
+DISTRIBUTED = [
+    "training/trainer*",
+    "training/step*",
+    "training/engines/*",
+    "training/ranks/distributed*",
+]
 ROOMS = {
     "accelerate": DISTRIBUTED,
-    "deepspeed": [*DISTRIBUTED, "config/deepspeed*"],
+    "deepspeed": [*DISTRIBUTED, "config/checks/deepspeed*"],
     "hydra": ["*.py", "config/*"],
     "omegaconf": ["*.py", "config/*", "studies/config*"],
-    "tensorboard": ["training/trackers*"],
-    "wandb": ["training/trackers*"],
-    "trackio": ["training/trackers*"],
-    "aim": ["training/trackers*"],
-    "clearml": ["training/trackers*"],
-    "comet_ml": ["training/trackers*"],
-    "dvclive": ["training/trackers*"],
-    "mlflow": ["training/trackers*"],
-    "swanlab": ["training/trackers*"],
-    "botocore": ["training/s3_bucket*", "data/io/objects*"],
-    "google": ["core/cloud_storage*", "training/gcs_bucket*", "data/io/objects*"],
-    "requests": ["training/gcs_bucket*"],
+    "tensorboard": ["training/reporting/trackers*"],
+    "wandb": ["training/reporting/trackers*"],
+    "trackio": ["training/reporting/trackers*"],
+    "aim": ["training/reporting/trackers*"],
+    "clearml": ["training/reporting/trackers*"],
+    "comet_ml": ["training/reporting/trackers*"],
+    "dvclive": ["training/reporting/trackers*"],
+    "mlflow": ["training/reporting/trackers*"],
+    "swanlab": ["training/reporting/trackers*"],
+    "botocore": ["training/buckets/s3*", "data/io/objects*"],
+    "google": ["core/cloud_storage*", "training/buckets/gcs*", "data/io/objects*"],
+    "requests": ["training/buckets/gcs*"],
     "gguf": ["tasks/causal_lm/gguf_file*"],
     "tensorflow": ["data/*"],
     "dateutil": ["core/dates*"],
@@ -228,11 +252,13 @@ def test_tasks_do_not_import_each_other() -> None:
             assert not others & {*list_imports_of(path)}, path
 
 
-@pytest.mark.parametrize("package", sorted(LANGUAGE_MODEL))
-def test_packages_of_the_language_model_import_downward(package: str) -> None:
-    root = "bsmeta.tasks.causal_lm"
-    allowed = tuple(f"{root}.{name}." for name in LANGUAGE_MODEL[package])
-    paths = sorted((PACKAGE / "tasks/causal_lm" / package).rglob("*.py"))
+@pytest.mark.parametrize(
+    ("folder", "package"), [(folder, name) for folder in PACKAGES for name in PACKAGES[folder]]
+)
+def test_packages_of_a_folder_import_downward(folder: str, package: str) -> None:
+    root = name_module(PACKAGE / folder)
+    allowed = tuple(f"{root}.{name}." for name in PACKAGES[folder][package])
+    paths = sorted((PACKAGE / folder / package).rglob("*.py"))
     upward = []
     for path in paths:
         for name in list_imports_of(path):
@@ -242,9 +268,10 @@ def test_packages_of_the_language_model_import_downward(package: str) -> None:
     assert upward == []
 
 
-def test_every_package_of_the_language_model_declares_its_imports() -> None:
-    folders = (PACKAGE / "tasks/causal_lm").glob("*/__init__.py")
-    assert {path.parent.name for path in folders} == {*LANGUAGE_MODEL}
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_every_package_of_a_folder_declares_its_imports(folder: str) -> None:
+    packages = {path.parent.name for path in (PACKAGE / folder).glob("*/__init__.py")}
+    assert packages == {*PACKAGES[folder]}
 
 
 def test_slow_libraries_are_imported_inside_functions() -> None:

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "bsmeta"
 # addresses of runs, in which `BUCKET_URL` permits no credentials, and their form.
 OPENED = {
     ("core/secrets.py", "address"),
-    ("config/loop_checks.py", "RUN_ADDRESS"),
+    ("config/checks/loop.py", "RUN_ADDRESS"),
     ("data/io/azure_account.py", "url"),
     ("data/io/azure_blobs.py", "self._account.endpoint"),
     ("data/io/azure_blobs.py", "self._format_container_url(pattern.container)"),
@@ -30,17 +30,17 @@ OPENED = {
     ("data/io/objects.py", "url"),
     ("metadata/decoding.py", "ADDRESS_KEY"),
     ("metadata/metadata_type.py", "url"),
-    ("training/bucket.py", "self._root_url"),
-    ("training/bucket.py", "self.url"),
-    ("training/gcs_bucket.py", "endpoint"),
-    ("training/gcs_bucket.py", "self._objects_url"),
-    ("training/gcs_bucket.py", "self._parts_url"),
-    ("training/gcs_bucket.py", "self.url"),
-    ("training/s3_bucket.py", "self.url"),
-    ("training/run_copy.py", "RUN_ADDRESS"),
-    ("training/run_copy.py", "self.url"),
-    ("training/run_store.py", "self._bucket.url"),
-    ("training/run_store.py", "url"),
+    ("training/buckets/bucket.py", "self._root_url"),
+    ("training/buckets/bucket.py", "self.url"),
+    ("training/buckets/gcs.py", "endpoint"),
+    ("training/buckets/gcs.py", "self._objects_url"),
+    ("training/buckets/gcs.py", "self._parts_url"),
+    ("training/buckets/gcs.py", "self.url"),
+    ("training/buckets/s3.py", "self.url"),
+    ("training/run_folder/local_copy.py", "RUN_ADDRESS"),
+    ("training/run_folder/local_copy.py", "self.url"),
+    ("training/run_folder/bucket_store.py", "self._bucket.url"),
+    ("training/run_folder/bucket_store.py", "url"),
 }
 ADDRESS_WORDS = ("address", "endpoint", "mirror", "proxy", "url")
 SHOWN = {"format_url", "format_server"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.help_page import format_help, list_keys, list_sections
+from bsmeta.config.composing.help_page import format_help, list_keys, list_sections
 from bsmeta.reference import FILE, PROGRAMS, format_reference
 
 

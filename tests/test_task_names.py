@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 NAMING = {
     "bsmeta/tasks/__init__.py",  # the registry
     "bsmeta/api/models.py",  # types for type checkers, compared with the registry below
-    "bsmeta/config/building.py",  # a target of `bsmeta build`
+    "bsmeta/config/programs/building.py",  # a target of `bsmeta build`
     "bsmeta/config/schema.py",  # the task of files that name none
 }
 

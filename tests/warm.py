@@ -38,7 +38,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 IMPORTED = (
     "accelerate.commands.launch",
     "awkward",  # what gigatoken imports in use
-    "bsmeta.config.compose",
+    "bsmeta.config.composing.compose",
     "bsmeta.tasks.causal_lm.evaluation.evaluate",
     "bsmeta.tasks.causal_lm.task",
     "bsmeta.tasks.classification.task",
@@ -292,7 +292,7 @@ def server() -> socket.socket:
 def compose_once() -> None:
     """Composes a configuration, so that the programs find parsers and schemas prepared."""
     from bsmeta.config.causal_lm import CausalLMConfig
-    from bsmeta.config.compose import compose_command_line
+    from bsmeta.config.composing.compose import compose_command_line
 
     compose_command_line(CausalLMConfig, "demo", ["seed=1"])
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.composition import EMPTY_COMPOSITION
-from bsmeta.config.override_values import format_override_value
+from bsmeta.config.checks.values import find_value_problems
+from bsmeta.config.composing.compose import compose_command_line
+from bsmeta.config.composing.composition import EMPTY_COMPOSITION
+from bsmeta.config.composing.override_values import format_override_value
+from bsmeta.config.composing.schema_choice import choose_schema, list_offered_schemas
 from bsmeta.config.saved_runs import change_keys
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema, list_offered_schemas
 from bsmeta.config.task_entry import find_entry
-from bsmeta.config.value_checks import find_value_problems
 from bsmeta.core.errors import ConfigurationError, raise_problems, suggest_nearest
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import find_bound_problems

@@ -30,7 +30,7 @@ from bsmeta.api.documents import (
     read_each,
     refuse_single,
 )
-from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, name_missing_extras
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.metadata.document import Document

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.api.configuration import Overrides, check_overrides, list_override_arguments
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.composing.compose import compose_command_line
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, name_missing_extras
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.core.parsing import parse_json

@@ -14,10 +14,10 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import DataError
 from bsmeta.tasks import TASKS
-from bsmeta.training.checkpoint import CONFIG_FILE, Checkpoint, list_checkpoints
-from bsmeta.training.run_copy import RunCopy
-from bsmeta.training.run_events import METRICS, read_events
-from bsmeta.training.run_status import STATUS, read_status
+from bsmeta.training.checkpoints.checkpoint import CONFIG_FILE, Checkpoint, list_checkpoints
+from bsmeta.training.run_folder.events import METRICS, read_events
+from bsmeta.training.run_folder.local_copy import RunCopy
+from bsmeta.training.run_folder.status import STATUS, read_status
 
 if TYPE_CHECKING:
     from bsmeta.api.models import Model

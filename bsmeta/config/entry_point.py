@@ -18,24 +18,29 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from bsmeta.config.command_line import CommandLine, read_command_line
-from bsmeta.config.compose import (
+from bsmeta.config.composing.command_line import CommandLine, read_command_line
+from bsmeta.config.composing.compose import (
     REFUSALS,
     Composed,
     compose_files,
     extract_plain_values,
     register_schema,
 )
-from bsmeta.config.filling import fill_section
-from bsmeta.config.help_page import format_help, wrap_page
-from bsmeta.config.hydra_errors import explain_error
-from bsmeta.config.hydra_files import ConfigReader
-from bsmeta.config.hydra_options import accept_any_help_text
-from bsmeta.config.interpolation import finish_configuration
-from bsmeta.config.overrides import Override, describe_repetitions, extract_key, read_overrides
+from bsmeta.config.composing.filling import fill_section
+from bsmeta.config.composing.help_page import format_help, wrap_page
+from bsmeta.config.composing.hydra_errors import explain_error
+from bsmeta.config.composing.hydra_files import ConfigReader
+from bsmeta.config.composing.hydra_options import accept_any_help_text
+from bsmeta.config.composing.interpolation import finish_configuration
+from bsmeta.config.composing.overrides import (
+    Override,
+    describe_repetitions,
+    extract_key,
+    read_overrides,
+)
+from bsmeta.config.composing.schema_choice import choose_schema, list_offered_schemas
+from bsmeta.config.composing.structures import open_structure
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema, list_offered_schemas
-from bsmeta.config.structures import open_structure
 from bsmeta.core.errors import HYDRA, ConfigurationError, Problem, format_value, raise_problems
 from bsmeta.core.files import CONFIG_FOLDER
 from bsmeta.core.keys import find_bound_problems, iterate_leaves

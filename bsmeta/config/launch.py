@@ -2,7 +2,7 @@
 
 `accelerate launch` passes its settings to the workers in environment variables. With `check_only`,
 a launch file can be read instead, to check it before anything is started. This module refuses only
-settings that cannot be read; `bsmeta.config.launch_checks` compares them with the configuration.
+settings that cannot be read; `bsmeta.config.checks.launch` compares them with the configuration.
 """
 
 from __future__ import annotations

@@ -14,9 +14,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.filling import fill_section
-from bsmeta.config.interpolation import finish_configuration
-from bsmeta.config.misfits import Misfit
+from bsmeta.config.composing.filling import fill_section
+from bsmeta.config.composing.interpolation import finish_configuration
+from bsmeta.config.composing.misfits import Misfit
+from bsmeta.config.composing.schema_types import format_schema_name
+from bsmeta.config.composing.structures import open_structure
 from bsmeta.config.saved import (
     change_texts,
     escape_interpolations,
@@ -25,8 +27,6 @@ from bsmeta.config.saved import (
     unshield_interpolations,
 )
 from bsmeta.config.schema import DEFAULT_TASK, RunConfig
-from bsmeta.config.schema_types import format_schema_name
-from bsmeta.config.structures import open_structure
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.core.keys import find_bound_problems, refuse_out_of_bounds

@@ -1,8 +1,8 @@
 """Schema of all training runs: the keys of the loop, engines, checkpoints and launch.
 
 Each task has its own schema, derived from this one (`bsmeta.tasks.TASKS`). Hydra merges YAML and
-the command line onto the defaults of these dataclasses, and `bsmeta.config.compose` creates an
-instance of the result.
+the command line onto the defaults of these dataclasses, and `bsmeta.config.composing.compose`
+creates an instance of the result.
 
 Each optimizer has one entry, which the schema, the trainer and the estimate of memory read. The
 trainer passes the optimizer's class the parameter groups, the learning rate and the options of the

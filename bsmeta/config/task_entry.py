@@ -8,7 +8,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
-from bsmeta.config.composition import Composition
+from bsmeta.config.composing.composition import Composition
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import (

@@ -33,10 +33,10 @@ import pyarrow as pa
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig, check_data, compute_row_length
 from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.learning_rate import RatePlan
+from bsmeta.config.programs.copying import PrepareConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, describe_differences

@@ -29,9 +29,9 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import build_source_configs, check_data
 from bsmeta.config.entry_point import run_entry_point
+from bsmeta.config.programs.copying import StageConfig
 from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.files import (
     format_bytes,

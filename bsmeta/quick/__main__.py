@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from bsmeta.config.composing.positional import name_positional
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.positional import name_positional
 from bsmeta.core.process import run_stoppable
 from bsmeta.quick.config import QuickConfig
 

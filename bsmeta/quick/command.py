@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.startup_table import print_summary
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import DataError
@@ -37,7 +37,7 @@ from bsmeta.report.page import (
     write_report,
 )
 from bsmeta.report.page import Page as ReportPage
-from bsmeta.training.run_events import METRICS
+from bsmeta.training.run_folder.events import METRICS
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: pages are refused before that
     from bsmeta.quick.comparison import Result
@@ -113,7 +113,7 @@ def evaluate_runs(config: QuickConfig, data: Data, runs: Sequence[Path], folder:
     from bsmeta.tasks.causal_lm.evaluation.evaluate import evaluate
     from bsmeta.tasks.causal_lm.evaluation.report import write_report as write_evaluation
     from bsmeta.tasks.checkpoints import locate_model
-    from bsmeta.training.processes import Processes
+    from bsmeta.training.ranks.processes import Processes
 
     settings = EvaluateConfig(
         checkpoint=[str(run) for run in runs], comparisons=["all"], seed=config.seed

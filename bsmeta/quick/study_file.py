@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from bsmeta.api.configuration import list_override_arguments
-from bsmeta.config.command_line import format_pasteable_command
+from bsmeta.config.composing.command_line import format_pasteable_command
 from bsmeta.core.files import write_text
 from bsmeta.quick.config import QuickConfig
 from bsmeta.quick.sizes import Device

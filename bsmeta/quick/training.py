@@ -18,7 +18,7 @@ from bsmeta.quick.config import QuickConfig
 from bsmeta.quick.documents import Page
 from bsmeta.quick.folder import PLAN, read_sizes, write_sizes
 from bsmeta.quick.sizes import Device, Sizes, choose_sizes, choose_vocabulary_size
-from bsmeta.training.run_status import STATUS, read_status
+from bsmeta.training.run_folder.status import STATUS, read_status
 
 WITHOUT = "without"
 """Name of the run on text alone, and of its folder."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from bsmeta.api.programs import run_program
 from bsmeta.api.runs import open_run
-from bsmeta.config.building import CLASSIFICATION, SPELLING, SPELLING_WORDS, BuildConfig
+from bsmeta.config.programs.building import CLASSIFICATION, SPELLING, SPELLING_WORDS, BuildConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import build_atomically, delete_path, hold_write_lock, write_json
 from bsmeta.core.parsing import parse_json

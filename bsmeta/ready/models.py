@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from bsmeta.config.building import READY_TASKS
+from bsmeta.config.programs.building import READY_TASKS
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import locate_user_cache
 

@@ -27,7 +27,7 @@ from rich import box
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from bsmeta.config.command_line import format_pasteable_command
+from bsmeta.config.composing.command_line import format_pasteable_command
 from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.core.version import __version__

@@ -12,9 +12,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.evaluating import WINDOWS
+from bsmeta.config.composing.structures import merge_into_structure
+from bsmeta.config.programs.evaluating import WINDOWS
 from bsmeta.config.schema import MAX_SEED
-from bsmeta.config.structures import merge_into_structure
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import find_address_problems, key, list_bound_lines
 from bsmeta.core.parsing import parse_yaml

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.environment import describe_environment, format_utc_now
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.model_files import refuse_unsafe_model

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.model_file import find_language_part
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.steps import set_branch_length
 from bsmeta.core.environment import describe_environment, format_utc_now
 from bsmeta.core.errors import DataError
@@ -57,8 +57,8 @@ from bsmeta.tasks.causal_lm.evaluation.training_overlap import (
     find_training_overlap,
 )
 from bsmeta.tasks.checkpoints import Location, locate_model
-from bsmeta.training.checkpoint import list_checkpoints
-from bsmeta.training.run_events import read_environments
+from bsmeta.training.checkpoints.checkpoint import list_checkpoints
+from bsmeta.training.run_folder.events import read_environments
 from bsmeta.training.task import compute_flops_per_token
 
 ALL = "all"

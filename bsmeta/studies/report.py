@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bsmeta.config.command_line import format_pasteable_command
+from bsmeta.config.composing.command_line import format_pasteable_command
 from bsmeta.report import figures, page
 from bsmeta.report.figures import SeriesStyle, shorten_name
 from bsmeta.report.inference import Interval

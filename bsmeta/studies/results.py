@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bsmeta.config.evaluating import SliceConfig
+from bsmeta.config.programs.evaluating import SliceConfig
 from bsmeta.core.errors import DataError
 from bsmeta.report.byte_ranges import name_byte_ranges
 from bsmeta.studies.claim_notes import list_host_notes, list_task_notes

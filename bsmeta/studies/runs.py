@@ -33,10 +33,10 @@ from rich import box
 from rich.table import Table
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.command_line import format_pasteable_command
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.checks.values import find_value_problems
+from bsmeta.config.composing.command_line import format_pasteable_command
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.schema import WSD
-from bsmeta.config.value_checks import find_value_problems
 from bsmeta.core.environment import hash_machine_name
 from bsmeta.core.errors import ConfigurationError, DataError, raise_problems
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED
@@ -46,8 +46,8 @@ from bsmeta.core.secrets import redact
 from bsmeta.core.terminal import Console
 from bsmeta.metadata.checks import find_metadata_problems, find_row_budget_problems
 from bsmeta.studies.config import WITH, WITHOUT, StudyConfig
-from bsmeta.training.run_events import METRICS, read_environments, read_last_events
-from bsmeta.training.run_status import STATUS, read_status
+from bsmeta.training.run_folder.events import METRICS, read_environments, read_last_events
+from bsmeta.training.run_folder.status import STATUS, read_status
 
 DONE = "done"
 NOT_STARTED = "not started"

@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 import xxhash
 from huggingface_hub import hf_hub_download
 
-from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.config.run_location import is_in_bucket
 from bsmeta.config.saved import read_saved
 from bsmeta.config.saved_runs import read_saved_config, read_saved_task
@@ -29,8 +29,8 @@ from bsmeta.core.errors import ConfigurationError, DataError, format_value
 from bsmeta.core.log_once import log_once
 from bsmeta.core.secrets import redact
 from bsmeta.tasks import TASKS
-from bsmeta.training.checkpoint import list_checkpoints
-from bsmeta.training.run_copy import RunCopy
+from bsmeta.training.checkpoints.checkpoint import list_checkpoints
+from bsmeta.training.run_folder.local_copy import RunCopy
 from bsmeta.training.task import Task
 
 HUB_PREFIX = "hf://"
@@ -87,7 +87,8 @@ class Location:
 def locate_model(checkpoint: str) -> Location:
     """Locates the model in a run folder, a checkpoint folder, a model folder, or on the Hub.
 
-    The model of a run in a bucket is copied to this machine; see `bsmeta.training.run_copy`.
+    The model of a run in a bucket is copied to this machine; see
+    `bsmeta.training.run_folder.local_copy`.
 
     Raises:
         DataError: If there is no such folder, or no model in it.

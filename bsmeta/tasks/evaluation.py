@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import Location, locate_initial_model, locate_model, read_task
-from bsmeta.training.processes import Processes, close_device_groups
+from bsmeta.training.ranks.processes import Processes, close_device_groups
 
 
 def evaluate_checkpoints(config: EvaluateConfig) -> list[Path]:

@@ -23,7 +23,7 @@ from bsmeta.config.schema import PretrainedConfig, RunConfig
 from bsmeta.core.secrets import format_url, redact
 from bsmeta.report import markdown
 from bsmeta.report.page import load_template
-from bsmeta.training.run_events import METRICS, read_last_events
+from bsmeta.training.run_folder.events import METRICS, read_last_events
 
 README = "README.md"
 TEMPLATE = "tasks/model_card.md.j2"

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 
 from bsmeta.core.errors import TrainingError
-from bsmeta.training.engine import Engine
-from bsmeta.training.processes import Processes
-from bsmeta.training.rng import capture_rng, set_rng
+from bsmeta.training.checkpoints.rng import capture_rng, set_rng
+from bsmeta.training.engines.engine import Engine
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import Task
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

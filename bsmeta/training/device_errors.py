@@ -10,8 +10,8 @@ import torch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import ConfigurationError, DeviceError
-from bsmeta.training.communication_errors import find_nccl_fault
-from bsmeta.training.determinism import lacks_deterministic_kernel
+from bsmeta.training.ranks.communication_errors import find_nccl_fault
+from bsmeta.training.ranks.determinism import lacks_deterministic_kernel
 
 # The memory of a GPU also runs out in libraries, which have their own errors.
 _OUT_OF_MEMORY_MARKS = (

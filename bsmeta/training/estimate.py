@@ -24,18 +24,18 @@ from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.signals import StopRequest
 from bsmeta.core.terminal import Console
 from bsmeta.training.device_errors import explain_device_errors
-from bsmeta.training.device_fit import Device, find_device
-from bsmeta.training.device_memory import (
+from bsmeta.training.memory.device import (
     DeviceMemory,
     format_size,
     list_memory_notes,
     list_memory_rows,
 )
-from bsmeta.training.distributed import create_accelerator
-from bsmeta.training.forecast import Forecast
-from bsmeta.training.processes import Processes
-from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.state_memory import State, measure_state
+from bsmeta.training.memory.device_fit import Device, find_device
+from bsmeta.training.memory.forecast import Forecast
+from bsmeta.training.memory.states import State, measure_state
+from bsmeta.training.ranks.distributed import create_accelerator
+from bsmeta.training.ranks.processes import Processes
+from bsmeta.training.run_folder.folder import RunFolder
 from bsmeta.training.task import Shape, Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog

@@ -4,7 +4,8 @@ The guards only use values that are equal on all ranks, so every rank makes the 
 state is saved with a checkpoint, so a resumed run makes the decisions of an uninterrupted one.
 
 To add a guard: write its class with `state_dict` and `load_state_dict`, give its keys in
-`trainer_state.json` a type in `GuardsState`, and make it a field of `Guards`.
+`trainer_state.json` a type in `GuardsState` (`checkpoints/trainer_state.py`), and make it a field
+of `Guards`.
 """
 
 from __future__ import annotations
@@ -17,24 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import TrainingError
 from bsmeta.core.secrets import redact
-
-if TYPE_CHECKING:  # these import torch, which is slow, and `checkpoint` imports this module
-    from bsmeta.training.step_stats import StepResult, StepStats
-    from bsmeta.training.task import Metric
-
-
-class GuardsState(TypedDict, total=False):
-    """Types of the keys that the guards save in `trainer_state.json`."""
-
-    consecutive_skips: int
-    last_losses: list[float]
-    rollbacks: dict[str, int]
-    early_stopping: dict[str, Any]
+from bsmeta.training.step_stats import StepResult, StepStats
+from bsmeta.training.task import Metric
 
 
 class Guard(Protocol):

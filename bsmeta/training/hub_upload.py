@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.core.secrets import declare_secrets, redact
-from bsmeta.training.run_events import METRICS
-from bsmeta.training.run_logs import Log
+from bsmeta.training.run_folder.events import METRICS
+from bsmeta.training.run_folder.logs import Log
 
 UPLOAD_TIMEOUT_S = 3600.0
 """Time limit of an upload."""

@@ -1,6 +1,6 @@
 """Resuming: chooses the checkpoint, and checks that this launch can continue its run.
 
-Any engine, with any number of processes, reads any checkpoint (`engine_state`).
+Any engine, with any number of processes, reads any checkpoint (`engines/state.py`).
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ from torch import nn
 from bsmeta.config.saved import parse_saved, read_saved
 from bsmeta.config.saved_runs import format_yaml, load_resolved
 from bsmeta.config.schema import OPTIMIZERS, RunConfig
-from bsmeta.config.steps import BatchPlan, lacks_model
+from bsmeta.config.steps import CHECKPOINT_NAME, BatchPlan, lacks_model
 from bsmeta.core.errors import (
     ConfigurationError,
     describe_differences,
     find_differences,
     raise_problems,
 )
-from bsmeta.training.branching import check_same_branch, find_branch_problems
-from bsmeta.training.checkpoint import (
+from bsmeta.training.checkpoints.branching import check_same_branch, find_branch_problems
+from bsmeta.training.checkpoints.checkpoint import (
     CONFIG_FILE,
     TRAINER_STATE_FILE,
     Checkpoint,
-    choose_checkpoint,
     find_newest_intact,
     list_checkpoints,
+    list_faults,
     name_damaged_file,
-    open_named_checkpoint,
 )
-from bsmeta.training.distributed import Accelerator
-from bsmeta.training.engine import name_engine
-from bsmeta.training.processes import Processes
-from bsmeta.training.restarts import Restart
+from bsmeta.training.engines.engine import name_engine
+from bsmeta.training.ranks.distributed import Accelerator
+from bsmeta.training.ranks.processes import Processes
+from bsmeta.training.run_folder.restarts import Restart
 
 logger = logging.getLogger(__name__)
 
@@ -144,10 +143,61 @@ def _find_checkpoint(config: RunConfig, processes: Processes, out_dir: Path) -> 
         check_same_branch(saved, saved_config.decay_from, config.decay_from)
         return saved
 
-    branch_point = open_named_checkpoint(Path(config.decay_from), processes, "decay_from")
+    branch_point = _open_named_checkpoint(Path(config.decay_from), processes, "decay_from")
     stable_config = load_resolved(branch_point.folder / CONFIG_FILE, type(config))
     raise_problems([*find_branch_problems(branch_point, stable_config, config.learning_rate)])
     return branch_point
+
+
+def choose_checkpoint(request: str, out_dir: Path, processes: Processes) -> Checkpoint | None:
+    """Chooses the checkpoint to resume from; every rank gets the same result.
+
+    Args:
+        request: `latest`, for the newest intact one in `out_dir`, or the folder of a checkpoint.
+
+    Returns:
+        The checkpoint; None for `latest` if the run has none yet.
+
+    Raises:
+        ConfigurationError: If the named folder is not a checkpoint or is damaged, or if every
+            checkpoint of the run is damaged.
+    """
+    if request != "latest":
+        return _open_named_checkpoint(Path(request), processes)
+
+    newest, faults = find_newest_intact(out_dir, processes)
+    if newest is None and faults:
+        raise ConfigurationError(
+            f"resume_from_checkpoint_dir={request}: every checkpoint is damaged in {out_dir}; "
+            "nothing was overwritten. Restore one, or delete them all to start afresh:\n  "
+            + "\n  ".join(faults)
+        )
+    return newest
+
+
+def _open_named_checkpoint(
+    folder: Path, processes: Processes, key: str = "resume_from_checkpoint_dir"
+) -> Checkpoint:
+    """Returns the checkpoint in a folder that `key` names; every rank gets the same result.
+
+    Raises:
+        ConfigurationError: If it is not a checkpoint, or damaged.
+    """
+    match = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
+    expected = "" if key == "decay_from" else "`latest` or "
+    if not folder.is_dir() or match is None:
+        raise ConfigurationError(
+            f"{key}: {folder} is not a checkpoint folder; expected {expected}the path of a folder "
+            "named checkpoint-{step}step"
+        )
+
+    saved = Checkpoint(folder, int(match[1]))
+    faults = list_faults(saved, processes)
+    if faults:
+        raise ConfigurationError(
+            f"{key}={folder}: it is damaged; restore it, or name another:\n  " + "\n  ".join(faults)
+        )
+    return saved
 
 
 def find_rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:

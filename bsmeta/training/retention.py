@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bsmeta.core.errors import CheckpointError, ConfigurationError
-from bsmeta.training.checkpoint import KEEP_FILE, Checkpoint, list_checkpoints, list_faults
-from bsmeta.training.processes import ALONE
-from bsmeta.training.run_store import RunStore
+from bsmeta.training.checkpoints.checkpoint import (
+    KEEP_FILE,
+    Checkpoint,
+    list_checkpoints,
+    list_faults,
+)
+from bsmeta.training.ranks.processes import ALONE
+from bsmeta.training.run_folder.store import RunStore
 from bsmeta.training.task import Metric
 
 logger = logging.getLogger(__name__)

@@ -18,19 +18,24 @@ from bsmeta.core.environment import describe_environment, format_utc_now
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.core.signals import StopRequest
+from bsmeta.training.checkpoints.disk_space import explain_full_disk
 from bsmeta.training.device_errors import explain_device_errors
-from bsmeta.training.disk_space import explain_full_disk
-from bsmeta.training.distributed import Accelerator, create_accelerator
-from bsmeta.training.early_ends import record_refusal, record_stopped_start, write_stopped_start
 from bsmeta.training.hub_upload import push_model
-from bsmeta.training.processes import Processes, close_device_groups
-from bsmeta.training.restarts import list_machines
+from bsmeta.training.ranks.distributed import Accelerator, create_accelerator
+from bsmeta.training.ranks.processes import Processes, close_device_groups
+from bsmeta.training.ranks.shared_folder import check_is_shared, find_leaders
 from bsmeta.training.resuming import find_resume_point, may_resume
-from bsmeta.training.run_events import ENVIRONMENT
-from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.run_logs import ProcessLog
-from bsmeta.training.run_store import RunStore, open_store
-from bsmeta.training.shared_folder import check_is_shared, find_leaders
+from bsmeta.training.run_folder.choice import open_store
+from bsmeta.training.run_folder.early_ends import (
+    record_refusal,
+    record_stopped_start,
+    write_stopped_start,
+)
+from bsmeta.training.run_folder.events import ENVIRONMENT
+from bsmeta.training.run_folder.folder import RunFolder
+from bsmeta.training.run_folder.logs import ProcessLog
+from bsmeta.training.run_folder.restarts import list_machines
+from bsmeta.training.run_folder.store import RunStore
 from bsmeta.training.task import Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog

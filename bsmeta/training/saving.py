@@ -31,14 +31,14 @@ from bsmeta.core.permissions import follow_umask
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.models.pretrained import record_tokenizer
-from bsmeta.training import checkpoint
-from bsmeta.training.checkpoint import Checkpoint, list_faults
-from bsmeta.training.disk_space import check_room, explain_full_disk, measure_checkpoint
-from bsmeta.training.engine import Engine, Snapshot
-from bsmeta.training.processes import Processes
+from bsmeta.training.checkpoints import checkpoint
+from bsmeta.training.checkpoints.checkpoint import Checkpoint, list_faults
+from bsmeta.training.checkpoints.disk_space import check_room, explain_full_disk, measure_checkpoint
+from bsmeta.training.checkpoints.rng import capture_rng, write_rng
+from bsmeta.training.engines.engine import Engine, Snapshot
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.retention import Retention
-from bsmeta.training.rng import capture_rng, write_rng
-from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.run_folder.folder import RunFolder
 from bsmeta.training.task import Exports, Task
 
 # Seconds before each further attempt at a save during which the run folder is deleted. Deleting a
@@ -133,7 +133,7 @@ class Saver:
             self._run_folder.rebuild_if_deleted()
             check_room(
                 self._run_folder.path,
-                with_model=self._exports(step),
+                with_model=self._includes_model(step),
                 export_dtype=self._config.export_dtype,
             )
 
@@ -142,7 +142,7 @@ class Saver:
         write = partial(self._write, contents, began)
 
         if self._config.async_save:
-            copy = self._engine.take_snapshot(with_weights=self._exports(step))
+            copy = self._engine.take_snapshot(with_weights=self._includes_model(step))
             if copy is not None:
                 if self._processes.leaders and copy.processes.size > 1:
                     copy = self._adapt_to_folders(copy, step)
@@ -162,7 +162,7 @@ class Saver:
         gathered now.
         """
         processes = replace(copy.processes, leaders=self._processes.leaders)
-        weights = self._engine.gather_weights() if self._exports(step) else {}
+        weights = self._engine.gather_weights() if self._includes_model(step) else {}
         return replace(copy, processes=processes, read_weights=lambda _: weights)
 
     def _collect_contents(
@@ -176,7 +176,7 @@ class Saver:
         """Returns the state of the engine itself, for a synchronous save."""
         return Snapshot(self._processes, self._engine.save, lambda _: self._engine.gather_weights())
 
-    def _exports(self, step: int) -> bool:
+    def _includes_model(self, step: int) -> bool:
         """Whether the checkpoint of a step contains `model/`."""
         return isinstance(self._task, Exports) and exports_model(self._config.export_steps, step)
 
@@ -225,12 +225,12 @@ class Saver:
         """
         committed = self._write_checkpoint(self._run_folder.path, contents, source)
 
-        def finish() -> None:
+        def record() -> None:
             self._run_folder.write_status("running", contents.step, None)
             if not self._store.uploads:
                 self._record(committed, began, loop_seconds)
 
-        source.processes.on_main(finish)
+        source.processes.on_main(record)
 
     def _record(self, committed: Checkpoint, began: float, loop_seconds: float | None) -> None:
         """Deletes old checkpoints, and records the time that a new one took (rank 0)."""
@@ -262,14 +262,14 @@ class Saver:
             nonlocal weights
             weights = source.read_weights(writer.folder / "state")
 
-        if self._exports(contents.step):
+        if self._includes_model(contents.step):
             source.processes.run_on_all(read_weights)  # rank 0 may fail alone
 
         def write_contents() -> None:
             for rank, states in enumerate(contents.rng_states):
                 write_rng(states, writer.folder, rank)
             if weights is not None:
-                self._export(weights, writer.folder / "model")
+                self._write_model(weights, writer.folder / "model")
             writer.write_json(checkpoint.DATA_STATE_FILE, contents.data_state)
             writer.write_json(checkpoint.TRAINER_STATE_FILE, contents.trainer_state)
             (writer.folder / checkpoint.CONFIG_FILE).write_text(format_yaml(self._config))
@@ -356,10 +356,10 @@ class Saver:
         exported = self.find_exported_checkpoint()
         weights = self._engine.gather_weights() if exported is None else {}
 
-        def replace() -> None:
+        def replace_folder() -> None:
             shutil.rmtree(temporary, ignore_errors=True)
             if exported is None:
-                self._export(weights, temporary)
+                self._write_model(weights, temporary)
             else:
                 shutil.copytree(exported.folder / "model", temporary)
 
@@ -372,7 +372,7 @@ class Saver:
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)
 
-        self._processes.on_main(replace)
+        self._processes.on_main(replace_folder)
 
     def find_exported_checkpoint(self) -> Checkpoint | None:
         """Returns the checkpoint whose model `export_best` exports; None: the last model.
@@ -389,7 +389,7 @@ class Saver:
         self._store.fetch(copy, self._processes, "model")
         return copy
 
-    def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    def _write_model(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """Writes the model for `from_pretrained` (rank 0)."""
         if isinstance(self._task, Exports):
             with report_opaque_work():

@@ -26,11 +26,11 @@ from bsmeta.core.signals import StopRequest, WaitEnded
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.training.corruption import CorruptionCheck
 from bsmeta.training.device_copy import copy_to
-from bsmeta.training.engine import Engine
-from bsmeta.training.error_reports import rebuild_error, serialize_error
+from bsmeta.training.engines.engine import Engine
 from bsmeta.training.optimization import set_learning_rate
-from bsmeta.training.processes import Processes
 from bsmeta.training.profile import Profile
+from bsmeta.training.ranks.error_reports import rebuild_error, serialize_error
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.saving import Saver
 from bsmeta.training.step_stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Loss, Task

@@ -15,7 +15,7 @@ import torch
 
 from bsmeta.data.batch import StepData
 from bsmeta.training.device_copy import copy_to
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import Loss
 
 

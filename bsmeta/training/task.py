@@ -30,7 +30,7 @@ from torch import nn
 
 from bsmeta.core.progress import report_progress
 from bsmeta.data.batch import Stream
-from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.ranks.processes import FinishContext, Processes
 
 Item = TypeVar("Item")
 

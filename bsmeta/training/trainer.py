@@ -23,22 +23,26 @@ from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.progress import report_opaque_work
 from bsmeta.core.signals import StopRequest
 from bsmeta.data.batch import Stream
-from bsmeta.training.checkpoint import (
+from bsmeta.training.checkpoints.checkpoint import (
     DATA_STATE_FILE,
     TRAINER_STATE_FILE,
     Checkpoint,
     name_damaged_file,
     name_folder,
 )
+from bsmeta.training.checkpoints.rng import restore_rng
 from bsmeta.training.corruption import CorruptionCheck
-from bsmeta.training.engine_frozen import FrozenBase, check_same_base, list_frozen_weights
-from bsmeta.training.engines import make_engine, needs_optimizer
+from bsmeta.training.engines.choice import make_engine, needs_optimizer
+from bsmeta.training.engines.frozen_weights import FrozenBase, check_same_base, list_frozen_weights
 from bsmeta.training.garbage import GarbageCollection
 from bsmeta.training.guards import Guards
-from bsmeta.training.metrics import Progress, StepLog, Tracker
 from bsmeta.training.optimization import build_optimizer
-from bsmeta.training.processes import FinishContext, Processes
 from bsmeta.training.profile import Profile
+from bsmeta.training.ranks.processes import FinishContext, Processes
+from bsmeta.training.ranks.same_data import check_same_data
+from bsmeta.training.reporting.metrics import Progress, StepLog, Tracker
+from bsmeta.training.reporting.throughput import Throughput
+from bsmeta.training.reporting.trackers import TRACKERS_FILE, start_trackers
 from bsmeta.training.resuming import (
     Resume,
     check_same_model,
@@ -46,15 +50,11 @@ from bsmeta.training.resuming import (
     list_parameter_shapes,
 )
 from bsmeta.training.retention import check_metric
-from bsmeta.training.rng import restore_rng
-from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.same_data import check_same_data
+from bsmeta.training.run_folder.folder import RunFolder
 from bsmeta.training.saving import Saver
 from bsmeta.training.step import StepRunner
 from bsmeta.training.step_stats import DataStats, StepResult, StepStats
 from bsmeta.training.task import Metric, Task
-from bsmeta.training.throughput import Throughput
-from bsmeta.training.trackers import TRACKERS_FILE, start_trackers
 from bsmeta.training.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)

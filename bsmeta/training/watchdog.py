@@ -32,13 +32,13 @@ from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress, watch_progress
 from bsmeta.core.secrets import redact
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.communication_errors import is_connection_error
-from bsmeta.training.error_reports import rebuild_error, serialize_error
-from bsmeta.training.processes import Processes
-from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.run_status import write_status
-from bsmeta.training.shared_store import SharedStore
-from bsmeta.training.time_limits import print_stacks
+from bsmeta.training.ranks.communication_errors import is_connection_error
+from bsmeta.training.ranks.error_reports import rebuild_error, serialize_error
+from bsmeta.training.ranks.processes import Processes
+from bsmeta.training.ranks.shared_store import SharedStore
+from bsmeta.training.ranks.time_limits import print_stacks
+from bsmeta.training.run_folder.folder import RunFolder
+from bsmeta.training.run_folder.status import write_status
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.evaluate import compute_candidate_embeddings, score_mentions
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.training.optimization import build_optimizer, set_learning_rate
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 
 
 def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, Any]:

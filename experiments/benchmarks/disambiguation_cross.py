@@ -54,7 +54,7 @@ from bsmeta.tasks.disambiguation.texts import (
     pad_sequences,
 )
 from bsmeta.training.optimization import set_learning_rate
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from bsmeta.training.task import sort_into_batches
 
 CANDIDATES = 4

@@ -218,7 +218,7 @@ def prepare_checks() -> None:
     import bsmeta.tasks.causal_lm.checks
     import bsmeta.train  # noqa: F401
     from bsmeta.config.causal_lm import CausalLMConfig
-    from bsmeta.config.compose import compose_command_line
+    from bsmeta.config.composing.compose import compose_command_line
 
     compose_command_line(CausalLMConfig, "demo", ["seed=1"])
 

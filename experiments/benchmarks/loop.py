@@ -18,8 +18,8 @@ measured after a warm-up round. Nothing is saved. Its own keys:
 
 For each engine and loop it prints medians over the rounds of `tokens_per_s` (without padding),
 `tokens_per_cpu_s` (per second of CPU time of all threads, which other processes disturb less),
-`mfu` (see bsmeta/training/throughput.py; null without a GPU), `data_wait_share`, and the maximum
-`peak_memory_gb`. `ratios` are medians of the ratios of consecutive rounds.
+`mfu` (see bsmeta/training/reporting/throughput.py; null without a GPU), `data_wait_share`, and the
+maximum `peak_memory_gb`. `ratios` are medians of the ratios of consecutive rounds.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
     from transformers import AutoModelForCausalLM
 
     from bsmeta.core.model_files import create_model, read_model_config
+    from bsmeta.training.reporting.throughput import find_peak_flops
     from bsmeta.training.task import compute_flops_per_token
-    from bsmeta.training.throughput import find_peak_flops
 
     peak = find_peak_flops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if peak is None:

@@ -146,7 +146,7 @@ def bare(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: A
     if zero is not None:
         import deepspeed
 
-        from bsmeta.training.distributed_op import prepare_cpu_op
+        from bsmeta.training.ranks.distributed_op import prepare_cpu_op
 
         prepare_cpu_op()
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")

@@ -37,7 +37,7 @@ import yaml
 from common import own_arguments
 
 from bsmeta.config.run_location import name_local_folder
-from bsmeta.training.buckets import open_bucket
+from bsmeta.training.buckets.choice import open_bucket
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_KEYS = {

@@ -26,7 +26,7 @@ from bsmeta.tasks.spelling.config import NoiseConfig, SecConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
 from bsmeta.tasks.spelling.inputs import MODEL_FEATURES, SENTENCE_FEATURES
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 
 LEARNING_RATE = 3e-3
 WARMUP_SHARE = 0.05

@@ -35,8 +35,8 @@ from hydra.errors import HydraException
 from results import read_result, write_report
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.command_line import format_pasteable_command
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.command_line import format_pasteable_command
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.exit_codes import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.core.process import run_and_report

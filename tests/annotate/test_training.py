@@ -15,7 +15,7 @@ import pytest
 
 from bsmeta.annotate.plan import ANNOTATORS
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.metadata.content import KeptText, read_content_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from tests.annotate.helpers import RAWPAGES, annotate, rows

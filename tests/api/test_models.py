@@ -18,7 +18,7 @@ import bsmeta
 from bsmeta import generate
 from bsmeta.api.models import SCORE_BATCH_SIZE
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from tests.api.conftest import read_lines, run
 from tests.tasks.classification.conftest import encoder  # noqa: F401 (a fixture)
 from tests.tasks.classification.helpers import write_leanings

@@ -10,7 +10,7 @@ import pytest
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.training.run_events import read_last_events
+from bsmeta.training.run_folder.events import read_last_events
 from tests.api.conftest import read_lines
 
 LOADED = "import sys, bsmeta; print(len([n for n in sys.modules if n.startswith('bsmeta')]),"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.tasks import TASKS
 
 NESTED = {
@@ -53,13 +53,13 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
     )
     from bsmeta.annotate import command
     from bsmeta.annotate.config import AnnotateConfig
-    from bsmeta.config.analyzing import AnalyzeConfig
-    from bsmeta.config.copying import PrepareConfig
-    from bsmeta.config.downloading import DownloadConfig
-    from bsmeta.config.entity_table import EntitiesConfig
-    from bsmeta.config.explaining import ExplainConfig
-    from bsmeta.config.generating import GenerateConfig
-    from bsmeta.config.predicting import PredictConfig
+    from bsmeta.config.programs.analyzing import AnalyzeConfig
+    from bsmeta.config.programs.copying import PrepareConfig
+    from bsmeta.config.programs.downloading import DownloadConfig
+    from bsmeta.config.programs.entity_table import EntitiesConfig
+    from bsmeta.config.programs.explaining import ExplainConfig
+    from bsmeta.config.programs.generating import GenerateConfig
+    from bsmeta.config.programs.predicting import PredictConfig
     from bsmeta.data import prepare
     from bsmeta.quick import command as quick
     from bsmeta.quick.config import QuickConfig

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import check_launch
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.deepspeed import read_json
+from bsmeta.config.checks.deepspeed import read_json
+from bsmeta.config.checks.run import check_launch
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.checks.values import find_value_problems
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.value_checks import find_value_problems
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from bsmeta.config.checks.loop import find_loop_problems
 from bsmeta.config.launch import Launch
-from bsmeta.config.loop_checks import find_loop_problems
 from bsmeta.config.metric_table import (
     MetricDefinition,
     list_best_metrics,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.checks.loop import find_loop_problems
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.launch import Launch
-from bsmeta.config.loop_checks import find_loop_problems
 from bsmeta.config.metric_table import load_metric_table
 from bsmeta.config.startup_table import list_launch_notes
 from bsmeta.core.changed_values import replace_values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.tasks.classification.config import ClassificationConfig
 
 

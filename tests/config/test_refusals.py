@@ -12,7 +12,7 @@ import pytest
 
 from bsmeta import train
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.process import run_and_report
 from tests.conftest import REPOSITORY, run_warm

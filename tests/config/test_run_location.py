@@ -6,24 +6,24 @@ import ast
 from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.path_checks import find_folder_problems
+from bsmeta.config.checks.paths import find_folder_problems
 from bsmeta.config.run_location import locate_run_folder
 from tests.warm import REPOSITORY
 
 READERS = {
     "bsmeta/analyze.py": "reports of analyze",
     "bsmeta/api/programs.py": "open_run, which takes addresses",
-    "bsmeta/config/loop_checks.py": "checks of the value",
-    "bsmeta/config/path_checks.py": "checks of the value",
+    "bsmeta/config/checks/loop.py": "checks of the value",
+    "bsmeta/config/checks/paths.py": "checks of the value",
     "bsmeta/config/run_location.py": "the gate",
     "bsmeta/config/startup_table.py": "shows the value",
-    "bsmeta/config/value_checks.py": "checks of the value",
+    "bsmeta/config/checks/values.py": "checks of the value",
     "bsmeta/quick/folder.py": "the folder of quick",
     "bsmeta/tasks/causal_lm/generation/attribute_mode.py": "reports of generate",
     "bsmeta/tasks/checkpoints.py": "reports of evaluate",
     "bsmeta/tasks/model_card.py": "the name of the run",
     "bsmeta/training/run.py": "the key of a message",
-    "bsmeta/training/run_store.py": "the store",
+    "bsmeta/training/run_folder/choice.py": "the choice of the store",
 }
 """Files that read `out_dir` of a configuration, and why they may; all others are given a folder."""
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved import (
     MAX_FILE_BYTES,
     escape_interpolations,
@@ -34,7 +34,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import Location, open_task, read_task, read_training_config
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
-from bsmeta.training.checkpoint import Checkpoint
+from bsmeta.training.checkpoints.checkpoint import Checkpoint
 from bsmeta.training.resuming import find_changed_settings
 
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLE"

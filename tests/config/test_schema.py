@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import check_launch
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.checks.run import check_launch
+from bsmeta.config.composing.compose import compose_command_line
+from bsmeta.config.composing.schema_types import find_entry_schema
 from bsmeta.config.launch import ENVIRONMENT, Launch
-from bsmeta.config.schema_types import find_entry_schema
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import Declaration, find_bound_problems, get_declaration, iterate_leaves

@@ -11,13 +11,13 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks import check_launch
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.deepspeed import AUTO
-from bsmeta.config.groups import list_group_options
+from bsmeta.config.checks.deepspeed import AUTO
+from bsmeta.config.checks.run import check_launch
+from bsmeta.config.composing.compose import compose_command_line
+from bsmeta.config.composing.groups import list_group_options
+from bsmeta.config.composing.schema_choice import choose_schema
 from bsmeta.config.launch import read_launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.schema_choice import choose_schema
 from bsmeta.reference import PROGRAMS
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.checks import check_launch
+from bsmeta.config.checks.run import check_launch
 from bsmeta.config.launch import Launch
 from bsmeta.config.saved_runs import load_resolved, read_saved_config
 from bsmeta.config.schema import RunConfig

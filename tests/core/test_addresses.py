@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.reference import PROGRAMS
 from bsmeta.studies.config import load_study

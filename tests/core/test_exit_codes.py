@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.training.run_folder import MARK
+from bsmeta.training.run_folder.folder import MARK
 from tests.conftest import REPOSITORY, command, run_warm
 from tests.launching.helpers import SMALL, end, run, start
 from tests.waiting import wait_until

@@ -29,16 +29,16 @@ JOINS = {
     "annotate/sources.py": {"os.path.join(entry, name)": "a listing of the folder itself"},
     "api/runs.py": {"self.path / name": "constant names"},
     "cli.py": {"folder / name": "constant names"},
-    "config/command_line.py": {"path / f'{stem}.yaml'": "named on the command line"},
+    "config/composing/command_line.py": {"path / f'{stem}.yaml'": "named on the command line"},
     "config/data.py": {
         "os.path.join(folder, entry)":
             "the user's keys",
     },
-    "config/from_file.py": {
+    "config/composing/from_file.py": {
         "folder / name": "named by the user's own files",
         "self.folder / name": "named by the user's own files",
     },
-    "config/hydra_files.py": {
+    "config/composing/hydra_files.py": {
         "Path(self.path) / self._normalize_file_name(config_path)": "named by the user's own files",
         "folder / name": "named by the schema",
     },
@@ -46,7 +46,7 @@ JOINS = {
         "Path(config.staging_dir) / name_local_folder(config.out_dir)":
             "a hash after the user's address",
     },
-    "config/schema_choice.py": {
+    "config/composing/schema_choice.py": {
         "folder / f'{name}.yaml'": "named by the user's own files",
     },
     "core/files.py": {
@@ -175,7 +175,7 @@ JOINS = {
     "models/pretrained.py": {
         "root / file": "checked by read_manifest",
     },
-    "training/checkpoint.py": {
+    "training/checkpoints/checkpoint.py": {
         "out_dir / f'tmp-{name_folder(step)}'": "a number",
         "out_dir / name_folder(step)": "a number",
         "self.folder / file": "files that were just written there",
@@ -185,7 +185,7 @@ JOINS = {
         "out_dir / f'superseded-{checkpoint.folder.name}'": "a number",
         "path.with_name(f'{path.name}.{number}')": "beside a path",
     },
-    "training/distributed_op.py": {
+    "training/ranks/distributed_op.py": {
         "Path(get_default_build_root()) / file": "a constant",
         "Path(os.environ['TORCH_EXTENSIONS_DIR']) / file": "a constant",
         "environment_folder / file": "a constant",
@@ -193,11 +193,11 @@ JOINS = {
     "training/guards.py": {
         "self.folder / f'nonfinite-step{result.step}-rank{self.rank}.json'": "numbers",
     },
-    "training/run_folder.py": {
+    "training/run_folder/folder.py": {
         "self.path / name": "names in the code",
     },
-    "training/run_logs.py": {"folder / name": "a number"},
-    "training/shared_folder.py": {
+    "training/run_folder/logs.py": {"folder / name": "a number"},
+    "training/ranks/shared_folder.py": {
         "folder / f'{TOKEN}{secrets.token_hex(8)}'": "drawn here",
         "folder / f'{TOKEN}{processes.broadcast(secrets.token_hex(8))}'": "drawn by rank 0",
         "token.with_name(f'{token.name}-{rank}')": "a number",
@@ -218,10 +218,10 @@ JOINS = {
     "ready/paragraphs.py": {
         "PAGES / f'c4-en-html_cc-main-2019-18_pq00-{number:03d}.jsonl.gz'": "a number",
     },
-    "training/rng.py": {
+    "training/checkpoints/rng.py": {
         "folder / 'rng' / f'rank{rank}.pt'": "a number",
     },
-    "training/run_copy.py": {
+    "training/run_folder/local_copy.py": {
         "locate_user_cache() / 'runs' / name_local_folder(self.url)":
             "a hash after the user's address",
         "self.folder / folder": "checkpoint-{step}step, or a constant",
@@ -230,9 +230,11 @@ JOINS = {
         "self.folder / path": "checkpoint-{step}step, and a constant",
         "self.folder / self._checkpoint": "checkpoint-{step}step",
     },
-    "training/run_store.py": {
-        "saved.folder / file": "checked by read_manifest",
+    "training/run_folder/store.py": {
         "saved.folder.with_name(f'tmp-{saved.folder.name}-deleted')": "beside a path",
+    },
+    "training/run_folder/bucket_store.py": {
+        "saved.folder / file": "checked by read_manifest",
         "self.folder / folder": "checkpoint-{step}step",
         "self.folder / name_folder(step)": "a number",
         "self.folder / folder / file": "checkpoint-{step}step; checked by read_manifest",
@@ -264,7 +266,7 @@ GATED = {
         "tests/tasks/causal_lm/generation/test_attribute_mode.py"
     ),
     "tasks/disambiguation/array_folder.py": "tests/tasks/disambiguation/test_array_folder.py",
-    "training/run_copy.py": "tests/training/test_run_copy.py",
+    "training/run_folder/local_copy.py": "tests/training/run_folder/test_local_copy.py",
 }
 """Module that calls `join_inside` -> the test that feeds it `HOSTILE_NAMES`."""
 

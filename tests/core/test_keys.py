@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.keys import (
     find_address_problems,

@@ -41,9 +41,9 @@ from bsmeta.tasks.causal_lm.evaluation.windows import Window
 from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.evaluate import make_baselines
 from bsmeta.tasks.spelling.samples import read_samples
-from bsmeta.training import shards
-from bsmeta.training.processes import ALONE
-from bsmeta.training.shards import read_shards, write_shards
+from bsmeta.training.checkpoints import shards
+from bsmeta.training.checkpoints.shards import read_shards, write_shards
+from bsmeta.training.ranks.processes import ALONE
 from bsmeta.training.task import run_on_all_ranks
 from tests.waiting import wait_until
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.config.programs.copying import StageConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.file_sets import Entry, FileSet, read_manifest
 from bsmeta.data.stage import quote_argument, stage_data

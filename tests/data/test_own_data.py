@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.groups import list_group_options
+from bsmeta.config.composing.compose import compose_command_line
+from bsmeta.config.composing.groups import list_group_options
 from tests.conftest import run_warm
 from tests.data.helpers import page
 from tests.warm import REPOSITORY

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import Phase
+from bsmeta.config.programs.copying import PrepareConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.prepare import Manifest, prepare_streams, read_manifest, summarize_folder
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards

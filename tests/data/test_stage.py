@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import DataConfig, SourceConfig
+from bsmeta.config.programs.copying import StageConfig
 from bsmeta.core import files as core_files
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import PROCESSORS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +23,8 @@ from bsmeta.studies.statistics import Estimate
 from tests.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/studies.md").read_text(encoding="utf-8")
+VERDICTS = (REPOSITORY / "docs/verdicts.md").read_text(encoding="utf-8")
+RECOMPUTING = VERDICTS.partition("## Recompute a verdict\n")[2].partition("\n## ")[0]
 SECTION = PAGE.partition("## What `meco_small` found\n")[2]
 BEGINNING, REST, LAST, ALL = slice(0, 1), slice(2, 4), slice(3, 4), slice(0, 4)
 """Bins of `measure.position_edges`: bytes 0 to 127, from 512 on, from 2,048 on, all."""
@@ -61,6 +65,35 @@ def test_the_page_has_the_verdicts_of_meco_small(study: StudyConfig) -> None:
     assert [line[2:] for line in SECTION.splitlines() if line.startswith("- ")][
         :4
     ] == computed_sentences
+
+
+def test_the_page_recomputes_the_verdicts_of_meco_small_without_this_package(
+    study: StudyConfig,
+) -> None:
+    (script,) = re.findall(r"^```python\n(.*?)^```$", RECOMPUTING, re.M | re.S)
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", RECOMPUTING, re.M | re.S)
+    assert "bsmeta" not in script
+    command = [sys.executable, "-c", script]
+    output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert output.stdout == shown
+
+    effects = [claim.effect for claim in compute_results(study).claims]
+    assert shown.splitlines() == [
+        f"{effect.value:+.4f}, {effect.low:+.4f} to {effect.high:+.4f}, p = {effect.p_value:.2g}"
+        for effect in effects
+        if effect is not None
+    ]
+
+
+def test_the_page_names_every_array_of_a_measurement() -> None:
+    names = set()
+    for line in RECOMPUTING.splitlines():
+        if line.startswith("| `"):
+            names |= set(re.findall(r"`(\w+)`", line.split("|")[1]))
+    for path in (REPOSITORY / "experiments/studies/results").glob("*/*-seed*.npz"):
+        with np.load(path) as archive:
+            arrays = {name for name in archive.files if not name.startswith("types/")}
+        assert arrays <= names, path
 
 
 def test_every_number_of_the_prose_follows_from_the_measurements(

@@ -66,12 +66,14 @@ def kill_after_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def kill_after(phase: str) -> None:
     """Kills this process after a phase of its first save."""
-    from bsmeta.training import checkpoint, engine_training, saving
+    from bsmeta.training import saving
+    from bsmeta.training.checkpoints import checkpoint
+    from bsmeta.training.engines import training_engine
     from bsmeta.training.retention import Retention
 
     owner, name = {
         "begin": (checkpoint.Writer, "_begin"),
-        "state": (engine_training, "write_state"),
+        "state": (training_engine, "write_state"),
         "rng": (saving, "write_rng"),
         "export": (toy_task.ToyTask, "export"),
         "data": (checkpoint.Writer, "write_json"),
@@ -90,7 +92,7 @@ def kill_after(phase: str) -> None:
 
 def kill_in_save(number: int) -> None:
     """Kills this process in a save after it has written its files; 0 is the rehearsal."""
-    from bsmeta.training import checkpoint
+    from bsmeta.training.checkpoints import checkpoint
 
     commit = checkpoint.Writer.commit
     saves = itertools.count()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.training.buckets import open_bucket
+from bsmeta.training.buckets.choice import open_bucket
 from tests.data.bucket_server import RUN_PREFIX, BucketServer, Environ, failing
 from tests.disks import small_disk
 from tests.faults.conftest import RESUME, Run, documents, events, list_metrics

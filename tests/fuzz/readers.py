@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from bsmeta.core.errors import CheckpointError, UserError
 from bsmeta.data.io.zstandard import zstd
-from bsmeta.training.checkpoint import FORMAT
+from bsmeta.training.checkpoints.checkpoint import FORMAT
 from tests.conftest import REPOSITORY
 from tests.fuzz.changes import change_json, change_json_lines, change_yaml, put_words
 
@@ -411,7 +411,7 @@ def read_model_manifest(path: Path) -> None:
 
 
 def read_checkpoint_manifest(path: Path) -> None:
-    from bsmeta.training.checkpoint import Checkpoint, read_checked_manifest
+    from bsmeta.training.checkpoints.checkpoint import Checkpoint, read_checked_manifest
 
     read_checked_manifest(Checkpoint(path.parent, 8))
 
@@ -464,7 +464,7 @@ def read_launch_file(path: Path) -> None:
 
 def read_deepspeed(path: Path) -> None:
     """A DeepSpeed JSON, read and compared with a run's configuration and launch."""
-    from bsmeta.config.deepspeed import DeepSpeedJson, read_json
+    from bsmeta.config.checks.deepspeed import DeepSpeedJson, read_json
     from bsmeta.config.launch import read_launch
 
     document, problems = read_json(path)
@@ -476,7 +476,7 @@ def read_deepspeed(path: Path) -> None:
 
 
 def read_sharded(path: Path) -> None:
-    from bsmeta.training.shards import read_tensor_shapes
+    from bsmeta.training.checkpoints.shards import read_tensor_shapes
 
     read_tensor_shapes(path.parent)
 

@@ -26,8 +26,8 @@ COUNT = f"""
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from bsmeta.models.layers import list_layers
-from bsmeta.training.activation_memory import estimate_activations
-from bsmeta.training.cuda_rules import follow_cuda_rules
+from bsmeta.training.memory.activations import estimate_activations
+from bsmeta.training.memory.cuda_rules import follow_cuda_rules
 from bsmeta.training.task import Shape
 
 for dropout in (0.0, 0.1):

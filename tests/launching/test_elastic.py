@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from bsmeta.core.environment import hash_machine_name
-from bsmeta.training.run_events import read_environments
-from bsmeta.training.run_status import read_status
+from bsmeta.training.run_folder.events import read_environments
+from bsmeta.training.run_folder.status import read_status
 from tests.conftest import run_warm
 from tests.engine_variables import ENGINE_NAMES, ENGINE_VARIABLES, FSDP_2, PLAIN, ZERO_2
 from tests.launching.helpers import SMALL, environment

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.metadata import Phase
 from bsmeta.metadata.checks import find_metadata_problems
 from bsmeta.metadata.decoding import DocumentDecoder

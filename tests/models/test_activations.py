@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 from transformers.activations import ACT2FN, NewGELUActivation
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.models.activations import fuse_activations
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 

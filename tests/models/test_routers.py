@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.models.architectures import make_shape
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.building import BuildConfig
+from bsmeta.config.programs.building import BuildConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.ready import building
 from bsmeta.ready.building import build_models

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bsmeta.config.evaluating import EvaluateConfig, SliceConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig, SliceConfig
 from bsmeta.core.printable import make_printable
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.report import write_report
@@ -45,8 +45,8 @@ from bsmeta.tasks.classification.results import Results, TestSet, compare_system
 from bsmeta.tasks.disambiguation import report as disambiguation
 from bsmeta.tasks.spelling import evaluate as spelling
 from bsmeta.tasks.spelling.config import SecConfig
-from bsmeta.training.processes import ALONE
-from bsmeta.training.run_logs import Log
+from bsmeta.training.ranks.processes import ALONE
+from bsmeta.training.run_folder.logs import Log
 from tests.annotate.helpers import RAWPAGES, WORDS, annotate, write_pages
 from tests.studies.simulated import measurement
 from tests.tasks.disambiguation.test_report import scored

@@ -19,7 +19,7 @@ from markdown_it.token import Token
 from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import ModelCardConfig
 from bsmeta.core.errors import ConfigurationError

@@ -26,7 +26,7 @@ from bsmeta.core.keys import key
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.store import open_store
 from bsmeta.data.table.stream import TableStream, TokenBudgetSteps
-from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.ranks.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ class BudgetTask(Task):
 
 def main(config: BudgetConfig) -> int:
     from bsmeta.core.signals import StopRequest
-    from bsmeta.training.early_ends import record_stopped_start
     from bsmeta.training.run import run_training
+    from bsmeta.training.run_folder.early_ends import record_stopped_start
 
     if kill_at := os.environ.get("KILL_AT"):
         kill_before_step(int(kill_at))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bsmeta.training import task
-from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.ranks.processes import ALONE, Processes
 from bsmeta.training.task import (
     run_on_all_ranks,
     sort_into_batches,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.tasks import checkpoints
 from bsmeta.tasks.checkpoints import Location, choose_report_folder, locate_model
 from tests.tasks.run_folders import write_held_out, write_run_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.evaluation import evaluate_checkpoints, locate_models
 from tests.conftest import REPOSITORY

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.model_card import describes_training_data, make_front_matter, write_task_card

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from bsmeta.models.manifest import FileEntry, find_fault
-from bsmeta.training.buckets import open_bucket
-from bsmeta.training.run_store import join_logs, list_log_parts
+from bsmeta.training.buckets.choice import open_bucket
+from bsmeta.training.run_folder.run_objects import join_logs, list_log_parts
 from tests.data.bucket_server import RUN_PREFIX, BucketServer, Environ, Fault
 
 

@@ -36,7 +36,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 @pytest.fixture
 def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     """A server with an empty bucket; delays between requests are short."""
-    monkeypatch.setattr("bsmeta.training.bucket.MAX_DELAY_S", 0.01)
+    monkeypatch.setattr("bsmeta.training.buckets.bucket.MAX_DELAY_S", 0.01)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = Storage()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)

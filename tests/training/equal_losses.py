@@ -132,7 +132,9 @@ class Observed:
         return engine
 
     def _all_reduce(self, original: Any, *args: Any, **named: Any) -> Any:
-        self.collectives += sys._getframe(2).f_code.co_filename.endswith("training/processes.py")
+        self.collectives += sys._getframe(2).f_code.co_filename.endswith(
+            "training/ranks/processes.py"
+        )
         return original(*args, **named)
 
     def _run_loop(self, original: Any, one: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import Loss
 from tests.training import toy_task
 

@@ -15,9 +15,9 @@ from torch import distributed
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import DeviceError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.training.communication_errors import NcclError
 from bsmeta.training.device_errors import explain_device_errors
-from tests.training.nccl_messages import DRIVER
+from bsmeta.training.ranks.communication_errors import NcclError
+from tests.training.ranks.nccl_messages import DRIVER
 
 SCRIPT = Path(__file__).with_name("failing_device.py")
 KEYS = ("trackers=[]", "max_train_steps=3", "num_warmup_steps=0")

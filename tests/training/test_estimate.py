@@ -21,7 +21,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import StepData
 from bsmeta.tasks import TASKS
 from bsmeta.training.estimate import estimate_run, format_duration, probe_run
-from bsmeta.training.state_memory import Stage
+from bsmeta.training.memory.states import Stage
 from tests.conftest import REPOSITORY, run_warm
 from tests.training.toy_task import ToyStream, ToyTask
 

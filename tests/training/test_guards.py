@@ -16,8 +16,9 @@ import torch
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import TrainingError
 from bsmeta.data.batch import MicroBatch, StepData
-from bsmeta.training.guards import EarlyStopping, Guards, GuardsState, NonFiniteGuard, SpikeGuard
-from bsmeta.training.processes import ALONE
+from bsmeta.training.checkpoints.trainer_state import GuardsState
+from bsmeta.training.guards import EarlyStopping, Guards, NonFiniteGuard, SpikeGuard
+from bsmeta.training.ranks.processes import ALONE
 from bsmeta.training.step_stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Metric
 

@@ -14,10 +14,10 @@ from bsmeta.config.cards import CARDS
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.models.layers import list_layers
-from bsmeta.training.activation_memory import estimate_activations
-from bsmeta.training.cuda_rules import follow_cuda_rules
-from bsmeta.training.device_fit import RESERVED_BYTES
-from bsmeta.training.state_memory import count_optimizer_bytes, count_parameters, count_state
+from bsmeta.training.memory.activations import estimate_activations
+from bsmeta.training.memory.cuda_rules import follow_cuda_rules
+from bsmeta.training.memory.device_fit import RESERVED_BYTES
+from bsmeta.training.memory.states import count_optimizer_bytes, count_parameters, count_state
 from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY
 

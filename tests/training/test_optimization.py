@@ -17,8 +17,8 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.schema import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training.engine_plain import PlainEngine
-from bsmeta.training.engines import make_engine
+from bsmeta.training.engines.choice import make_engine
+from bsmeta.training.engines.plain import PlainEngine
 from bsmeta.training.optimization import build_optimizer, find_layer_matrices
 from tests.conftest import REPOSITORY
 

@@ -14,14 +14,17 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import Manifest, describe_file, read_manifest, write_manifest
-from bsmeta.training.checkpoint import FORMAT, Checkpoint
+from bsmeta.training.checkpoints.checkpoint import FORMAT, Checkpoint
+from bsmeta.training.ranks.processes import ALONE
 from bsmeta.training.resuming import (
     check_exports,
     check_optimizer,
     check_task,
+    choose_checkpoint,
     find_changed_settings,
     may_resume,
 )
+from tests.training.written_checkpoints import write_checkpoint
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 RUN = ("trackers=[]", "max_train_steps=2", "num_warmup_steps=1", "save_steps=2")
@@ -46,6 +49,31 @@ def test_a_model_of_another_shape_is_refused(
         assert "Traceback" not in resumed.stderr
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+def test_the_latest_checkpoint_is_the_newest_intact_one(tmp_path: Path) -> None:
+    assert choose_checkpoint("latest", tmp_path, ALONE) is None
+    write_checkpoint(tmp_path, 9)
+    (write_checkpoint(tmp_path, 10) / "manifest.json").write_text("{")
+    newest = choose_checkpoint("latest", tmp_path, ALONE)
+    assert newest == Checkpoint(tmp_path / "checkpoint-9step", 9)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_afresh(tmp_path: Path) -> None:
+    (write_checkpoint(tmp_path, 3) / "manifest.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="every checkpoint is damaged"):
+        choose_checkpoint("latest", tmp_path, ALONE)
+
+
+def test_a_named_checkpoint_must_be_one_and_intact(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not a checkpoint folder"):
+        choose_checkpoint(str(tmp_path), tmp_path, ALONE)
+
+    folder = write_checkpoint(tmp_path, 2)
+    assert choose_checkpoint(str(folder), tmp_path, ALONE) == Checkpoint(folder, 2)
+    (folder / "state" / "weights").unlink()
+    with pytest.raises(ConfigurationError, match="it is damaged; .*\n.*state/weights"):
+        choose_checkpoint(str(folder), tmp_path, ALONE)
 
 
 def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:

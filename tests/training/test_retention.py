@@ -9,15 +9,15 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training import checkpoint
-from bsmeta.training.checkpoint import (
+from bsmeta.training.checkpoints import checkpoint
+from bsmeta.training.checkpoints.checkpoint import (
     DATA_STATE_FILE,
     TRAINER_STATE_FILE,
     Checkpoint,
     Writer,
     list_checkpoints,
 )
-from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.ranks.processes import ALONE, Processes
 from bsmeta.training.retention import KEEP_FILE, Retention, check_metric
 from bsmeta.training.task import Metric
 

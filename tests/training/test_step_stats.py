@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bsmeta.data.batch import MicroBatch, StepData
-from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.ranks.processes import ALONE, Processes
 from bsmeta.training.step_stats import DataStats, LossSums, ReducedStats, StepStats
 from bsmeta.training.task import Loss
 

@@ -19,8 +19,8 @@ import torch
 from bsmeta.core import progress
 from bsmeta.core.progress import hold_lock, report_each, report_progress
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.processes import Processes
-from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.ranks.processes import Processes
+from bsmeta.training.run_folder.folder import RunFolder
 from bsmeta.training.watchdog import Watchdog
 
 watchdog = Watchdog(Processes(0, 1, torch.device("cpu")), LIMIT, StopRequest())

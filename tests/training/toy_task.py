@@ -16,7 +16,7 @@ from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.batch import MicroBatch, StepData
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import Loss, Metric, Task
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ToyTask(Task):
 
 def main(config: CausalLMConfig) -> int:
     from bsmeta.core.signals import StopRequest
-    from bsmeta.training.early_ends import record_stopped_start
+    from bsmeta.training.run_folder.early_ends import record_stopped_start
 
     stop = StopRequest()
     stop.install(partial(record_stopped_start, Path(config.out_dir)), os.getppid())

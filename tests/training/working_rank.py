@@ -12,8 +12,8 @@ from pathlib import Path
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.progress import report_progress
 from bsmeta.core.signals import StopRequest
-from bsmeta.training.distributed import create_accelerator
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.distributed import create_accelerator
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.watchdog import Watchdog
 
 LIMIT_S = 10

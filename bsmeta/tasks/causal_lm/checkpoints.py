@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, DataConfig, compute_metadata_room, compute_row_length
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import change_keys, convert_to_config, read_saved_config
 from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.model_files import create_model, read_model_config, read_tokenizer

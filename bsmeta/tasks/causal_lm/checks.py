@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
-from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.checks.paths import describe_missing_file, find_model_problems, uses_model_name
+from bsmeta.config.composing.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,
@@ -28,7 +29,6 @@ from bsmeta.config.launch import Launch
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import MetadataConfig, compute_phase_starts
 from bsmeta.config.model_file import read_max_positions
-from bsmeta.config.path_checks import describe_missing_file, find_model_problems, uses_model_name
 from bsmeta.config.startup_table import describe_evaluations
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row

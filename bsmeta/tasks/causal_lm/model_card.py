@@ -45,7 +45,7 @@ from bsmeta.tasks.model_card import (
     name_model,
     shorten_to_public_name,
 )
-from bsmeta.training.run_events import read_last_events
+from bsmeta.training.run_folder.events import read_last_events
 
 PROMPT = EXAMPLE_TEXT[:12]
 """The beginning of the example text, as a prompt."""

@@ -74,7 +74,7 @@ from bsmeta.tasks.causal_lm.one_string import (
     prepare_tokenizer,
 )
 from bsmeta.training.metric_values import make_metrics
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import BaseModel, Loss, Metric, Shape, Task
 
 if TYPE_CHECKING:

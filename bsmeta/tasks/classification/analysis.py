@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.analyzing import AnalyzeConfig
+from bsmeta.config.programs.analyzing import AnalyzeConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.table.records import read_record_rows
 from bsmeta.report.inference import correct_p_values

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
-from bsmeta.config.launch import Launch
-from bsmeta.config.path_checks import (
+from bsmeta.config.checks.paths import (
     describe_missing_file,
     find_model_problems,
     is_offline,
     is_on_machine,
     is_path,
 )
+from bsmeta.config.composing.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.launch import Launch
 from bsmeta.config.schema import MAX_SEED, PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, format_value

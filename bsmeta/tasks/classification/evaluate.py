@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, suggest_nearest
 from bsmeta.core.files import replace_atomically
@@ -105,8 +105,8 @@ from bsmeta.tasks.classification.systems import (
     read_split,
 )
 from bsmeta.tasks.classification.task_interface import ClassifierTask
-from bsmeta.training.processes import FinishContext, Processes
-from bsmeta.training.run_events import read_steps_and_evaluations
+from bsmeta.training.ranks.processes import FinishContext, Processes
+from bsmeta.training.run_folder.events import read_steps_and_evaluations
 
 logger = logging.getLogger(__name__)
 

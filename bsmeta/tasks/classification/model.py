@@ -59,7 +59,7 @@ from bsmeta.tasks.classification.config import FINE_TUNE, ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, compute_words_limit
 from bsmeta.tasks.classification.label_sets import make_truth
 from bsmeta.tasks.classification.thresholds import DEFAULT_THRESHOLD, apply_thresholds
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
 if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder

@@ -67,7 +67,7 @@ from bsmeta.tasks.classification.thresholds import (
     choose_thresholds,
     predict_across_folds,
 )
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 
 if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder
     from transformers import PreTrainedModel

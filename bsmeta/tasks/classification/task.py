@@ -76,7 +76,7 @@ from bsmeta.tasks.classification.systems import (
 from bsmeta.tasks.classification.thresholds import choose_thresholds, predict_across_folds
 from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.metric_values import make_metrics
-from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.ranks.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Shape, Task, split_into_lists
 
 if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder

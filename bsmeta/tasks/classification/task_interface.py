@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.model import Scorer
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 
 if TYPE_CHECKING:  # slow to import, and method=linear needs no encoder
     from transformers import PreTrainedModel

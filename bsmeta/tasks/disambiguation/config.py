@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.checks.paths import describe_missing_file, find_model_problems
+from bsmeta.config.composing.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch
-from bsmeta.config.path_checks import describe_missing_file, find_model_problems
 from bsmeta.config.schema import PretrainedConfig, TableDataConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, format_value, look_up

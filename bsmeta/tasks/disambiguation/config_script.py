@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsmeta.config.override_values import format_override_value
-from bsmeta.config.overrides import extract_key
+from bsmeta.config.composing.override_values import format_override_value
+from bsmeta.config.composing.overrides import extract_key
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import hold_write_lock
 from bsmeta.core.rank import read_rank

@@ -23,7 +23,7 @@ from bsmeta.tasks.disambiguation.mention_detection import (
     look_up_spans,
     merge_spans,
 )
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 
 
 @dataclass(frozen=True)

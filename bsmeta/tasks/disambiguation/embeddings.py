@@ -34,7 +34,7 @@ from bsmeta.tasks.disambiguation.model import (
     run_model,
 )
 from bsmeta.tasks.disambiguation.texts import EntityTexts, build_attention_mask
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_batches, sort_into_budgeted_batches
 
 Inputs = Mapping[str, torch.Tensor]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import read_saved_config
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError, DataError
@@ -51,7 +51,7 @@ from bsmeta.tasks.disambiguation.report import (
     report_results,
 )
 from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from bsmeta.tasks.disambiguation.lines import find_word_spans
 from bsmeta.tasks.disambiguation.model import BiEncoder, run_model
 from bsmeta.tasks.disambiguation.tagging import OUTSIDE, decode_tags
 from bsmeta.tasks.disambiguation.texts import Limits, build_attention_mask, pad_sequences
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
 OVERLAP_DIVISOR = 4

@@ -46,7 +46,7 @@ from bsmeta.tasks.disambiguation.predict import Predictor, parse_given_mentions
 from bsmeta.tasks.disambiguation.tagging import compute_tag_loss
 from bsmeta.tasks.disambiguation.texts import Row
 from bsmeta.tasks.model_card import write_task_card
-from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.ranks.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, cast
 
-from bsmeta.config.composition import EMPTY_COMPOSITION, Composition
+from bsmeta.config.checks.paths import describe_missing_file, find_model_problems
+from bsmeta.config.composing.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.launch import Launch
-from bsmeta.config.path_checks import describe_missing_file, find_model_problems
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, MISSING, Problem, format_value, look_up

@@ -38,7 +38,7 @@ from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.word_kinds import KINDS, find_word_kind
 from bsmeta.training.metric_values import make_metrics
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import Loss, Metric
 
 MIN_LIKELY_PROBABILITY = 0.5

@@ -18,7 +18,7 @@ from bsmeta.tasks.spelling.corrections import Correction, apply_corrections, joi
 from bsmeta.tasks.spelling.inputs import Inputs, Words
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.tasks.spelling.task import SpellingTask
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_budgeted_batches
 
 

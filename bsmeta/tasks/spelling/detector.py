@@ -43,7 +43,7 @@ from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, W
 from bsmeta.tasks.spelling.lexicon import FORMAT, Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import Noise, is_editable
 from bsmeta.tasks.spelling.samples import Table, is_small
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_budgeted_batches
 
 USUAL_ERROR_SHARE = 0.1  # the probability of an error that a new model gives every word

@@ -24,8 +24,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metric_table import compute_values, select_report_rows
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_each
 from bsmeta.data.text.sentences import find_word_core
@@ -71,7 +71,7 @@ from bsmeta.tasks.spelling.metrics import METRICS, Judged, format_share
 from bsmeta.tasks.spelling.noise import copy_case, is_editable
 from bsmeta.tasks.spelling.word_scripts import WordScripts
 from bsmeta.training.metric_values import make_metrics
-from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.ranks.processes import FinishContext, Processes
 from bsmeta.training.task import Metric
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from bsmeta.tasks.spelling.inputs import NOISE_ROOM
 from bsmeta.tasks.spelling.metrics import CORRECTION_METRICS, Judged
 from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.training.metric_values import make_metrics
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import Loss, Metric, run_on_all_ranks, sort_into_budgeted_batches
 
 IGNORED = -100  # the label of padding

@@ -50,7 +50,7 @@ from bsmeta.tasks.spelling.samples import (
     shorten_to_fit,
 )
 from bsmeta.training.metric_values import make_metrics
-from bsmeta.training.processes import FinishContext, Processes
+from bsmeta.training.ranks.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task, split_into_lists
 
 PREDICTION_BATCH_SIZE = 500  # records that are batched together

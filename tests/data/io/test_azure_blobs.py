@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.copying import StageConfig
+from bsmeta.config.programs.copying import StageConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import remote
 from bsmeta.data.io.file_ref import FileRef

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.downloading import DownloadConfig
+from bsmeta.config.programs.downloading import DownloadConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.file_sets import read_manifest
 from bsmeta.download import main

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from werkzeug.serving import make_ssl_devcert
 
-from bsmeta.config.copying import StageConfig
 from bsmeta.config.data import DataConfig
+from bsmeta.config.programs.copying import StageConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.secrets import redact
 from bsmeta.data.io import remote, remote_file

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.data.stream.columns import describe_missing_types, find_type_problems
 from tests.config.test_refusals import named, start
 

@@ -17,7 +17,7 @@ import yaml
 from _pytest.mark import ParameterSet
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.stream.columns import describe_missing_types, find_column_problems

@@ -11,8 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.copying import PrepareConfig
 from bsmeta.config.data import DataConfig, SourceConfig
+from bsmeta.config.programs.copying import PrepareConfig
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.prepare import prepare_streams

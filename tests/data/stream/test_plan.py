@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.copying import PrepareConfig
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.data import DataConfig, SourceConfig, compute_parts
 from bsmeta.config.metadata import Phase
+from bsmeta.config.programs.copying import PrepareConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import Shard
 from bsmeta.data.prepare import prepare_streams

@@ -104,7 +104,7 @@ def test_punctuation_is_not_a_word(text: str) -> None:
 NO_ALIASES = {
     "annotate/descriptions.py": "markup and the first words of English descriptions",
     "config/cards.py": "names of graphics cards",
-    "config/schema_types.py": "names of Python types",
+    "config/composing/schema_types.py": "names of Python types",
     "quick/columns.py": "markup at the beginning of a text",
     "report/figures.py": "attributes of SVG",
     "report/markdown.py": "addresses that Markdown would link",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.loop import find_loop_problems
 from bsmeta.config.launch import Launch
-from bsmeta.config.loop_checks import find_loop_problems
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.checks import find_speed_problems
 

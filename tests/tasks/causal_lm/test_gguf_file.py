@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.causal_lm.gguf_file import GGUF_FILE, check_gguf, find_pre_tokenizer
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel

@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import ModelCardConfig
 from bsmeta.data.text.encoding import DocumentEncoder

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.data import SourceConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import DocumentEncoder

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MixtralConfig
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.tokenizer import load_tokenizer
@@ -24,7 +24,7 @@ from bsmeta.models import layers
 from bsmeta.tasks.causal_lm.checkpoints import read_run_config
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel, are_rows_whole
 from bsmeta.tasks.checkpoints import locate_model
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from bsmeta.training.task import Metric
 from tests.conftest import REPOSITORY
 from tests.tasks.training import train_with_deepspeed

@@ -11,7 +11,7 @@ if __name__ == "__main__":
     sys.path.pop(0)
     from bsmeta import predict
     from bsmeta.config.entry_point import run_entry_point
-    from bsmeta.config.predicting import PredictConfig
+    from bsmeta.config.programs.predicting import PredictConfig
     from bsmeta.tasks.classification import task
 
     whole = task.TextClassifier.predict

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bsmeta import analyze
-from bsmeta.config.analyzing import AnalyzeConfig
+from bsmeta.config.programs.analyzing import AnalyzeConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.classification.analysis import (
     analyze_runs,

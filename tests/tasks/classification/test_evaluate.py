@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from bsmeta import evaluate, explain, generate
-from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.config.saved_runs import format_yaml, read_saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks import TASKS
@@ -42,7 +42,7 @@ from bsmeta.tasks.classification.report import MAJORITY, summarize_results
 from bsmeta.tasks.classification.results import Results, TestSet
 from bsmeta.tasks.classification.systems import Split, fit_word_system, predict_by_words
 from bsmeta.tasks.classification.task import TextClassifier
-from bsmeta.training.processes import FinishContext
+from bsmeta.training.ranks.processes import FinishContext
 from tests.tasks.classification.helpers import (
     CHUNKS,
     LABELS,

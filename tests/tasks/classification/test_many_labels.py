@@ -30,7 +30,7 @@ import resource, sys
 from types import SimpleNamespace
 import numpy as np
 import torch
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from bsmeta.tasks.classification.evaluate import predict_baselines, write_predictions
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import Scorer

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bsmeta import predict
-from bsmeta.config.predicting import PredictConfig
+from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import UserError
 from bsmeta.tasks.checkpoints import open_task

@@ -21,8 +21,8 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from bsmeta import evaluate, predict
 from bsmeta.annotate.sources import InputRecord
-from bsmeta.config.evaluating import EvaluateConfig
-from bsmeta.config.predicting import PredictConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.classifier import Classifier
@@ -37,8 +37,8 @@ from bsmeta.tasks.classification.model import (
 from bsmeta.tasks.classification.results import compute_scores
 from bsmeta.tasks.classification.store import SPLITS
 from bsmeta.tasks.classification.task import TextClassifier, build_set_batch
-from bsmeta.training.checkpoint import TRAINER_STATE_FILE
-from bsmeta.training.processes import ALONE
+from bsmeta.training.checkpoints.checkpoint import TRAINER_STATE_FILE
+from bsmeta.training.ranks.processes import ALONE
 from tests.annotate.helpers import annotated, values
 from tests.conftest import command, run_warm
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_csv

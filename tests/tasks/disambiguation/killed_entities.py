@@ -32,8 +32,8 @@ def kill_before_call(number: int) -> None:
 if __name__ == "__main__":
     sys.path.pop(0)
     from bsmeta import entities
-    from bsmeta.config.entity_table import EntitiesConfig
     from bsmeta.config.entry_point import run_entry_point
+    from bsmeta.config.programs.entity_table import EntitiesConfig
 
     kill_before_call(int(os.environ["KILL_AT"]))
     run_entry_point(entities.main, EntitiesConfig, "entities")

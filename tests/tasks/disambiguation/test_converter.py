@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.converter import convert_keys, format_yaml, main

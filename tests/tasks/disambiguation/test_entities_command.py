@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.entity_table import EntitiesConfig
+from bsmeta.config.programs.entity_table import EntitiesConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.entities import main

@@ -28,7 +28,7 @@ from bsmeta.tasks.disambiguation.mention_detection import (
 )
 from bsmeta.tasks.disambiguation.model import BiEncoder, build_model
 from bsmeta.tasks.disambiguation.texts import Limits
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.tasks.disambiguation.helpers import WORDS, write_lines
 from tests.tasks.disambiguation.test_dictionary import table_of
 

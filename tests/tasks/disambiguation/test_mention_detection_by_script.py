@@ -19,7 +19,7 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig, Disambiguat
 from bsmeta.tasks.disambiguation.detection_evaluation import measure_detection, read_marked_texts
 from bsmeta.tasks.disambiguation.detection_metrics import SpanCounts
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.tasks.disambiguation.helpers import SPECIAL, train_in_process, write_lines
 from tests.tasks.disambiguation.test_dictionary import table_of
 from tests.tasks.disambiguation.test_dictionary_by_script import LANGUAGES

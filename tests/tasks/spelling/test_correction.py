@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.checkpoints import locate_model, open_task
@@ -37,7 +37,7 @@ from bsmeta.tasks.spelling.evaluate import run_evaluation
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.tasks.spelling.word_kinds import KINDS
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.tasks.spelling.helpers import lexicon, write_test_set
 
 

@@ -27,7 +27,7 @@ from bsmeta.tasks.spelling.detector import (
     compute_word_losses,
 )
 from bsmeta.tasks.spelling.inputs import CandidateInputs, TokenInputs
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.tasks.classification.helpers import bert_tokenizer
 from tests.tasks.spelling.helpers import lexicon
 

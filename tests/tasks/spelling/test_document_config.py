@@ -12,11 +12,11 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from bsmeta.config.compose import compose_with_sources, register_schema
-from bsmeta.config.from_file import Expansion
-from bsmeta.config.hydra_files import ConfigReader
-from bsmeta.config.interpolation import finish_configuration
-from bsmeta.config.structures import open_structure
+from bsmeta.config.composing.compose import compose_with_sources, register_schema
+from bsmeta.config.composing.from_file import Expansion
+from bsmeta.config.composing.hydra_files import ConfigReader
+from bsmeta.config.composing.interpolation import finish_configuration
+from bsmeta.config.composing.structures import open_structure
 from bsmeta.core.errors import ConfigurationError, raise_problems
 from bsmeta.tasks.spelling.config import (
     SecConfig,

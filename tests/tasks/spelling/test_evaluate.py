@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.predicting import PredictConfig
+from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.predict import choose_output_form, read_text
@@ -32,7 +32,7 @@ from bsmeta.tasks.spelling.evaluate import (
     summarize_results,
 )
 from bsmeta.tasks.spelling.word_kinds import KINDS
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments, write_test_set
 

@@ -12,7 +12,7 @@ from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.kept_words import KeptWords
 from bsmeta.tasks.spelling.task import WordDetection
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.tasks.spelling.helpers import lexicon
 
 

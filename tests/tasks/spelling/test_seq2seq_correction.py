@@ -20,7 +20,7 @@ from bsmeta.tasks.spelling.corrections import (
 )
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.tasks.spelling.seq2seq_correction import IGNORED, Seq2SeqCorrection
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 
 
 def kept(line: str, corrected: str, flags: list[int]) -> str:

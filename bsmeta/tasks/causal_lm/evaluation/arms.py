@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xxhash
 
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig, choose_separators
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import FREQUENT_WORDS
 from bsmeta.metadata.document import Document

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import REMOTE_SCHEMES, resolve_in_dataset
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.progress import Advance, show_progress_bar
 from bsmeta.core.secrets import redact_values
@@ -63,7 +63,7 @@ from bsmeta.tasks.checkpoints import (
     announce_data,
     choose_report_folder,
 )
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 
 HOST = "host"
 """Value of `cluster` for intervals over hosts."""

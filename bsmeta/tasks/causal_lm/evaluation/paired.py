@@ -50,7 +50,7 @@ from bsmeta.tasks.causal_lm.evaluation.readings import (
 from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums
 from bsmeta.tasks.causal_lm.evaluation.scorer import Scorer, open_scorer
 from bsmeta.tasks.causal_lm.evaluation.windows import WINDOW_CUTTERS, Window
-from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.ranks.processes import ALONE, Processes
 
 MAX_FAILURES_SHOWN = 5
 

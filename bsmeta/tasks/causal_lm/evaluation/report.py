@@ -31,7 +31,7 @@ from bsmeta.tasks.causal_lm.evaluation.shown_documents import (
     title_document,
 )
 from bsmeta.tasks.causal_lm.metrics import METRICS
-from bsmeta.training.run_events import read_steps_and_evaluations
+from bsmeta.training.run_folder.events import read_steps_and_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

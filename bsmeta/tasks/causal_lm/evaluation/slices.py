@@ -10,8 +10,8 @@ from fnmatch import fnmatch
 
 import numpy as np
 
-from bsmeta.config.evaluating import SliceConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.evaluating import SliceConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.document import Document
 from bsmeta.metadata.processors import PROCESSORS, find_type

@@ -19,7 +19,7 @@ from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.results import compute_paired_metrics
 from bsmeta.tasks.causal_lm.metrics import METRICS, Compared
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 
 RESAMPLES = 10_000
 """Bootstrap resamples of an evaluation during training."""

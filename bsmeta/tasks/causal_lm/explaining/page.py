@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from bsmeta.config.data import describe_train_files
-from bsmeta.config.explaining import ExplainConfig
+from bsmeta.config.programs.explaining import ExplainConfig
 from bsmeta.report.page import format_security_policy, load_template
 from bsmeta.report.palette import DARK, LIGHT, list_type_colors
 from bsmeta.tasks.causal_lm.explaining.descriptions import (

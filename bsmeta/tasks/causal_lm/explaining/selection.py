@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, check_data, describe_train_files
-from bsmeta.config.explaining import ExplainConfig
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.metadata import MetadataConfig, compute_phase_starts
+from bsmeta.config.programs.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.lines import IndexCache

@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from bsmeta.config.explaining import ExplainConfig
+from bsmeta.config.programs.explaining import ExplainConfig
 from bsmeta.core.printable import make_printable
 from bsmeta.core.terminal import Console
 from bsmeta.tasks.causal_lm.explaining.descriptions import (

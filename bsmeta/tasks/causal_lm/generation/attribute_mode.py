@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from bsmeta.config.data import DataConfig, resolve_in_dataset
-from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import join_inside
 from bsmeta.core.progress import Advance, show_progress_bar

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bsmeta.config.generating import GenerateConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.keys import refuse_out_of_bounds
 from bsmeta.core.parsing import decode_json

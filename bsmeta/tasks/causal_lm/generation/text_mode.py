@@ -16,8 +16,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.printable import make_printable
 from bsmeta.core.terminal import Console, write_data

@@ -21,8 +21,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
-from bsmeta.training.distributed_op import prepare_cpu_op
-from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.ranks.distributed_op import prepare_cpu_op
+from bsmeta.training.ranks.processes import ALONE, Processes
 from tests.tasks.causal_lm.evaluation.conftest import MAX_SEQ_LEN, TOKENIZER
 
 CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import FREQUENT_WORDS
 from bsmeta.metadata.document import Document

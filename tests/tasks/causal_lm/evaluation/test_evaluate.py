@@ -15,14 +15,14 @@ from scipy.stats import t
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.causal_lm.evaluation.evaluate import compare_models, evaluate, has_other_data
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport
 from bsmeta.tasks.checkpoints import Location
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.data.s3_server import S3Server
 from tests.tasks.causal_lm.evaluation.conftest import call, documents, write_shard
 from tests.tasks.causal_lm.evaluation.helpers import LN2, make_sums

@@ -24,8 +24,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.tasks.causal_lm.evaluation.arms import list_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
+from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.waiting import STUCK_S
 

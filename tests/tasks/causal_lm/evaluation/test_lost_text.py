@@ -26,7 +26,7 @@ from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_emp
 from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
 from bsmeta.tasks.causal_lm.evaluation.windows import WINDOW_CUTTERS
 from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 from tests.conftest import REPOSITORY
 from tests.data.lossy_tokenizers import byte_level, word_piece
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import EvaluateConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.causal_lm.evaluation.arms import (
     TEXT_ALONE,
@@ -29,7 +29,7 @@ from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, compute_paired_metrics
 from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
-from bsmeta.training.processes import ALONE, Processes
+from bsmeta.training.ranks.processes import ALONE, Processes
 from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluating import SliceConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.evaluating import SliceConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.slices import make_slices

@@ -10,7 +10,7 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.tasks.causal_lm.evaluation.subset import SubsetEvaluation
-from bsmeta.training.processes import ALONE
+from bsmeta.training.ranks.processes import ALONE
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.explaining import ExplainConfig
+from bsmeta.config.composing.compose import compose_command_line
+from bsmeta.config.programs.explaining import ExplainConfig
 from bsmeta.tasks.causal_lm.explaining.selection import Selection
 from bsmeta.tasks.causal_lm.explaining.windows import ExplainedDocument, ExplainedWindow
 from bsmeta.tasks.causal_lm.shown_tokens import TokenTexts

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.compose import compose_command_line
-from bsmeta.config.explaining import ExplainConfig
+from bsmeta.config.composing.compose import compose_command_line
+from bsmeta.config.programs.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.explain import main
 from tests.conftest import run_warm

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bsmeta.config.data import SourceConfig
-from bsmeta.config.explaining import ExplainConfig
+from bsmeta.config.programs.explaining import ExplainConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.plan import deal_documents

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.entry_point import run_entry_point
-from bsmeta.config.generating import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.generate import main
 from tests.tasks.causal_lm.evaluation.conftest import document, documents, write_shard

@@ -14,7 +14,7 @@ from torch import nn
 from bsmeta.config.metric_table import compute_values
 from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.training.metric_values import make_metrics
-from bsmeta.training.processes import Processes
+from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import Loss, Metric, Task
 from bsmeta_toy.config import ToyLineConfig
 from bsmeta_toy.metrics import METRICS

@@ -1,0 +1,1 @@
+"""Checks of a run before anything is loaded: values, files, launch, DeepSpeed."""

@@ -1,0 +1,1 @@
+"""From files and a command line to one configuration: what Hydra reads, and what it may not."""

@@ -1,0 +1,1 @@
+"""The keys of the programs other than training: one schema for each."""

@@ -1,0 +1,1 @@
+"""Buckets that can hold a run: rules that all stores share, and a client for each store."""

@@ -1,0 +1,1 @@
+"""Reports of a run while it trains: metrics, speed, the screen, trackers."""

@@ -1,0 +1,1 @@
+"""The folder of a run: lock, status, logs, and where its files are kept."""
