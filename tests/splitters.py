@@ -66,7 +66,7 @@ from bsmeta.core.secrets import format_url, redact, redact_values
 from bsmeta.core.token_forms import find_tokens
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.remote import Pattern
-from bsmeta.data.stream.held_out import normalize_url
+from bsmeta.data.stream.same_document import normalize_url
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, detect_format, read_rows
 from bsmeta.data.table.csv_file import Row as TableRow
 from bsmeta.data.table.records import (

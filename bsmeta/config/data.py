@@ -134,7 +134,7 @@ class DataConfig:
     """reaction to a resumed run whose shards, tokenizer, seed or data settings differ from the
     checkpoint's; warn: log the differences and continue"""
     cache_dir: str | None = key(None, is_path=True)
-    """folder of the caches: access points and samples of shards, hashes of held-out documents, data
+    """folder of the caches: access points and samples of shards, fingerprints of documents, data
     from the Hub and from buckets; null: $BSMETA_CACHE, or bsmeta in the user's cache
     folder"""
     hub_cache_gb: float = key(20.0, at_least=0)

@@ -17,7 +17,7 @@ from bsmeta.annotate.config import DROP, AnnotateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, explain_missing_extra
 from bsmeta.core.foreign_json import decode_values
 from bsmeta.core.progress import report_each
-from bsmeta.data.stream.held_out import normalize_url
+from bsmeta.data.stream.same_document import normalize_url
 from bsmeta.metadata.decoding import TEXT_KEY
 from bsmeta.metadata.metadata_type import make_url_readable
 from bsmeta.metadata.processors import ADDRESS_KEY

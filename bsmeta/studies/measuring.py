@@ -45,14 +45,17 @@ from bsmeta.studies.runs import (
     locate_measurement,
     read_progress,
 )
-from bsmeta.tasks.causal_lm.checkpoints import load_model, resolve_config
+from bsmeta.tasks.causal_lm.checkpoints import load_model, read_run_config, resolve_config
 from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, list_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.readings import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.causal_lm.evaluation.results import ComparisonSums, refuse_empty_scores
 from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts
-from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import (
+    TrainingOverlap,
+    find_training_overlap,
+)
 from bsmeta.tasks.checkpoints import Location, locate_model
 from bsmeta.training.checkpoints.checkpoint import list_checkpoints
 from bsmeta.training.run_folder.events import read_environments
@@ -68,8 +71,18 @@ _KEYS_WITHOUT_EFFECT = ("_name_or_path", "transformers_version")
 class DocumentBeginnings(HeldOutDocuments):
     """Held-out documents of which only the first characters are scored."""
 
-    def __init__(self, config: DataConfig, settings: MeasureConfig) -> None:
-        super().__init__(config, max_documents=settings.max_documents, deduplicate=True)
+    def __init__(
+        self,
+        config: DataConfig,
+        settings: MeasureConfig,
+        training_overlap: TrainingOverlap | None = None,
+    ) -> None:
+        super().__init__(
+            config,
+            max_documents=settings.max_documents,
+            deduplicate=True,
+            training_overlap=training_overlap,
+        )
         self._max_characters = settings.max_characters
         self._type_names = config.metadata_config.metadata_list
 
@@ -117,9 +130,16 @@ def measure_run(study: StudyConfig, run: Run, device: torch.device) -> Measureme
     config = set_branch_length(resolve_config(evaluation, locate_model(str(run.folder))))
     steps = list_curve_steps(study, run.arm, config.max_train_steps)
     locations = [locate_model(str(run.folder / f"checkpoint-{step}step")) for step in steps]
-    check_not_trained_on(config.data_config, locations[-1], config)
+    overlap = find_training_overlap(
+        config.data_config,
+        locations[-1],
+        read_run_config(locations[-1], None, {}),
+        limit_gb=evaluation.overlap_check_gb,
+    )
+    if overlap is not None:
+        print(f"{run.name}: {overlap.describe()}", flush=True)
 
-    documents = DocumentBeginnings(config.data_config, study.measure)
+    documents = DocumentBeginnings(config.data_config, study.measure, overlap)
     scores = _score_checkpoints(study.measure, config, documents, locations, device)
     facts = list_document_facts(documents, config.data_config.metadata_config)
 

@@ -39,8 +39,8 @@ READERS = {
 }
 OTHERS = {
     "annotate/links.py:_Row": "the field, which stays undecoded",
-    "data/stream/held_out.py:_TextAndURL": "the field, which stays undecoded",
-    "data/stream/held_out.py:_read_document": "hands it on undecoded; bad addresses are ignored",
+    "data/stream/same_document.py:_TextAndURL": "the field, which stays undecoded",
+    "data/stream/same_document.py:_read_document": "yields it undecoded; bad addresses are ignored",
     "metadata/annotated_columns.py:decode_content_spans": "the gate",
     "metadata/content.py:_Line": "the field, which stays undecoded",
     "metadata/decoding.py:Decoder._set_columns": "the columns to read from a file",

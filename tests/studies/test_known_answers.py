@@ -17,9 +17,10 @@ import torch
 from scipy.stats import binom
 
 from bsmeta.core.environment import hash_machine_name
+from bsmeta.core.errors import DataError
 from bsmeta.studies.claims import SUPPORTED
 from bsmeta.studies.config import TEXT, WITH, WITHOUT, ArmConfig, StudyConfig, load_study
-from bsmeta.studies.measuring import measure_all
+from bsmeta.studies.measuring import measure_all, measure_run
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import Results, compute_results, results_as_dict
 from bsmeta.studies.runs import find_measurement, list_overrides, list_runs
@@ -73,6 +74,15 @@ def test_a_measurement_contains_the_records_of_its_run(
         assert start["threads"] == 1
         orders.append(measurement.facts["order"])
     assert orders == [0, 1]
+
+    lines = gzip.decompress((tmp_path / "corpus" / "train-1.jsonl.gz").read_bytes()).splitlines()
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(lines[7] + b"\n")
+    other_study = replace(study, measure=replace(study.measure, validation_file=str(other)))
+    with pytest.raises(DataError) as error:
+        measure_run(other_study, list_runs(study)[0], torch.device("cpu"))
+    assert "documents in training shards of the run" in str(error.value)
+    assert "line 1 has the text of" in str(error.value)
 
 
 def test_the_metadata_reveals_exactly_its_bits_of_the_topic(tmp_path: Path) -> None:

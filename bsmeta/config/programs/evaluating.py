@@ -50,6 +50,12 @@ class EvaluateConfig:
     """number of documents to use, from the first"""
     deduplicate: bool = key(True)
     """use only the first of several documents with the same text"""
+    on_training_overlap: str = key("error", choices=("error", "drop"))
+    """reaction to a document of another validation_file than the run's whose text or URL is in a
+    training shard of the run; drop: leave it out and count it"""
+    overlap_check_gb: float = key(10.0, at_least=0)
+    """size limit in GB of the local training shards to compare with such a file; the report says
+    which shards were not compared (0: none is)"""
     metadata_list: list[str] | None = key(None)
     """types to evaluate; null: the training run's"""
     comparisons: list[str] = key(["all", "each"], choices=("all", "each", "left_out", "added"))

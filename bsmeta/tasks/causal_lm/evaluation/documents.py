@@ -35,8 +35,12 @@ from bsmeta.metadata.donors import Documents
 from bsmeta.metadata.processors import map_columns
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Renderer
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import TrainingOverlap
 
 LINE_BATCH_SIZE = 256
+
+IN_TRAINING_SHARDS = "in_training_shards"
+"""Reason of documents that are left out because training shards of the run contain them."""
 
 
 class NamedDocuments(Documents, Protocol):
@@ -76,6 +80,8 @@ class HeldOutDocuments:
         max_documents: Maximum number of documents; None: all.
         deduplicate: Keep only the first of several documents with the same text.
         remote_file: The file, if it is remote and was already located.
+        training_overlap: The documents in training shards of the run; None: they do not matter.
+        on_training_overlap: `error` refuses such documents, `drop` leaves them out.
 
     Attributes:
         numbers: Number of each document's line in the file, from 0.
@@ -88,7 +94,8 @@ class HeldOutDocuments:
 
     Raises:
         ConfigurationError: If no validation file is set.
-        DataError: If the file does not exist, cannot be read, or contains no document to score.
+        DataError: If the file does not exist, cannot be read, or contains no document to score; or
+            if a document is in a training shard, and `on_training_overlap` is `error`.
     """
 
     def __init__(
@@ -98,6 +105,8 @@ class HeldOutDocuments:
         max_documents: int | None,
         deduplicate: bool,
         remote_file: FileRef | None = None,
+        training_overlap: TrainingOverlap | None = None,
+        on_training_overlap: str = "error",
     ) -> None:
         self.path = _locate_file(config, remote_file)
         self.numbers = array("q")
@@ -115,8 +124,12 @@ class HeldOutDocuments:
         self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
         self._offsets = array("q", [0])
         self._seen: set[int] | None = set() if deduplicate else None
+        self._training_overlap = training_overlap
+        self._first_overlap = ""  # description of the first document in a training shard
 
         self._select_documents(max_documents)
+        if self._first_overlap and on_training_overlap == "error":
+            self._refuse_training_documents()
         if not len(self):
             self._refuse_empty()
 
@@ -186,6 +199,17 @@ class HeldOutDocuments:
             self.left_out["empty_text"] += 1
             return
 
+        overlap = None
+        if self._training_overlap is not None:
+            overlap = self._training_overlap.find(document)
+        if overlap is not None:
+            self.left_out[IN_TRAINING_SHARDS] += 1
+            position = describe_position(self.path, number)
+            self._first_overlap = self._first_overlap or (
+                f"{position} has the {overlap.part} of {overlap.position}"
+            )
+            return
+
         text = document.text.encode("utf-8", "surrogatepass")
         digest = xxhash.xxh3_64_intdigest(text)
         if self._seen is not None:
@@ -215,6 +239,17 @@ class HeldOutDocuments:
                 "fix it, or set data_config.bad_documents=skip"
             ) from error
         self.left_out[error.reason] += 1
+
+    def _refuse_training_documents(self) -> None:
+        """Raises an error for documents in training shards."""
+        assert self._training_overlap is not None
+        num_refused = self.left_out[IN_TRAINING_SHARDS]
+        raise DataError(
+            f"validation_file={self.path}: documents in training shards of the run of checkpoint="
+            f"{self._training_overlap.checkpoint}: {num_refused:,} of "
+            f"{num_refused + len(self):,}; the first: {self._first_overlap}; expected only "
+            "others (for bsmeta/evaluate.py: on_training_overlap=drop leaves these out)"
+        )
 
     def _refuse_empty(self) -> None:
         """Raises an error that says why no document was selected."""

@@ -54,7 +54,10 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
 )
 from bsmeta.tasks.causal_lm.evaluation.shown_documents import add_shown_documents
 from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts, make_slices
-from bsmeta.tasks.causal_lm.evaluation.training_overlap import check_not_trained_on
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import (
+    TrainingOverlap,
+    find_training_overlap,
+)
 from bsmeta.tasks.checkpoints import (
     Location,
     announce_data,
@@ -121,10 +124,12 @@ def evaluate(
     if edges[:1] != [0] or any(np.diff(edges) <= 0):
         raise ConfigurationError(f"position_edges={edges}: expected rising bytes that begin with 0")
 
+    # Before any model is scored: training shards are read with a progress bar of their own.
+    overlaps = [_find_training_overlap(config, location, context) for location in locations]
     models = []
-    for number, location in enumerate(locations):
+    for number, (location, overlap) in enumerate(zip(locations, overlaps, strict=True)):
         advance = _scale_progress(progress, number, len(locations))
-        models.append(_evaluate_model(config, location, context, advance))
+        models.append(_evaluate_model(config, location, overlap, context, advance))
 
     pairs = compare_models(
         models,
@@ -144,22 +149,52 @@ def _scale_progress(progress: Advance, num_done: int, num_parts: int) -> Advance
     return advance
 
 
-def _evaluate_model(
-    config: EvaluateConfig, location: Location, context: Processes, progress: Advance
-) -> ModelReport:
-    """Scores the held-out documents with one model, and computes its results."""
-    run_config = resolve_config(config, location)
-    data = run_config.data_config
-    metadata = data.metadata_config
+def _find_training_overlap(
+    config: EvaluateConfig, location: Location, context: Processes
+) -> TrainingOverlap | None:
+    """Finds the held-out documents in training shards; rank 0 reads the shards for all ranks.
+
+    Returns:
+        The overlap; None if the run kept the file out of training.
+
+    Raises:
+        DataError: On every rank, if the file is one of the run's training shards.
+    """
+    data = resolve_config(config, location).data_config
     if data.validation_file is not None and context.is_main:
         path = resolve_in_dataset(data.validation_file, data)
         announce_data(config, location, "data_config.validation_file", path)
 
+    run_config = read_run_config(location, config.training_config, {})
+    return context.on_main(
+        lambda: find_training_overlap(data, location, run_config, limit_gb=config.overlap_check_gb)
+    )
+
+
+def _evaluate_model(
+    config: EvaluateConfig,
+    location: Location,
+    overlap: TrainingOverlap | None,
+    context: Processes,
+    progress: Advance,
+) -> ModelReport:
+    """Scores the held-out documents with one model, and computes its results.
+
+    Args:
+        overlap: The documents in training shards; None if the run kept the file out of training.
+    """
+    run_config = resolve_config(config, location)
+    data = run_config.data_config
+    metadata = data.metadata_config
+
     # Errors in the configuration and the data are reported before a model is loaded.
     comparisons = list_comparisons(config, metadata.metadata_list)
-    check_not_trained_on(data, location, read_run_config(location, config.training_config, {}))
     documents = HeldOutDocuments(
-        data, max_documents=config.max_documents, deduplicate=config.deduplicate
+        data,
+        max_documents=config.max_documents,
+        deduplicate=config.deduplicate,
+        training_overlap=overlap,
+        on_training_overlap=config.on_training_overlap,
     )
     _check_types(config, documents, metadata)
     hosts = [host or "" for host in list_document_facts(documents, metadata)["site"]]
@@ -193,6 +228,7 @@ def _evaluate_model(
         slices=make_slice_rows(slices, comparisons, sums, compute_metrics),
         hosts=hosts,
         over_hosts=over_hosts,
+        training_overlap=overlap,
     )
     return add_shown_documents(report, evaluation, tokenizer)
 

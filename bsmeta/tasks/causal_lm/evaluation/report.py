@@ -175,7 +175,7 @@ def _list_comparison_plots(report: Report) -> dict[str, Callable[[], Figure]]:
 
 
 def describe_data(model: ModelReport, report: Report) -> str:
-    """Describes the documents that were scored with a model, in a sentence."""
+    """Describes the documents that were scored with a model."""
     data = model.data
     description = f"{data['documents']:,} documents of {data['file']}"
 
@@ -188,7 +188,10 @@ def describe_data(model: ModelReport, report: Report) -> str:
         description += f"; left out: {describe_lost_bytes(text.lost_bytes, text.text_bytes)}"
 
     windows = report.settings["windows"]
-    return f"{description}; windows of {data['max_seq_len']:,} tokens: {windows}."
+    description += f"; windows of {data['max_seq_len']:,} tokens: {windows}."
+    if model.training_overlap is not None:
+        description += f" {model.training_overlap.describe()}"
+    return description
 
 
 @figures.style_figure

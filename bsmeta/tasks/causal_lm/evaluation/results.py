@@ -43,6 +43,7 @@ from bsmeta.tasks.causal_lm.evaluation.readings import (
     TOKENS_WITH,
 )
 from bsmeta.tasks.causal_lm.evaluation.slices import Slice
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import TrainingOverlap
 from bsmeta.tasks.causal_lm.shown_tokens import ShownToken
 
 MAX_EXPONENT = 700.0
@@ -466,6 +467,8 @@ class ModelReport:
         over_hosts: The metrics of the comparisons with hosts as the units, by name; empty if hosts
             are the units of `rows`, too, or fewer than two hosts are known.
         shown_documents: The documents that the main comparison helps most and least.
+        training_overlap: The comparison of the file with the training shards; None if the run kept
+            the file out of training.
     """
 
     checkpoint: str
@@ -479,6 +482,7 @@ class ModelReport:
     hosts: list[str] = field(default_factory=list)
     over_hosts: dict[str, PairedMetrics] = field(default_factory=dict)
     shown_documents: list[ShownDocument] = field(default_factory=list)
+    training_overlap: TrainingOverlap | None = None
 
     @property
     def lost_bytes(self) -> int:
@@ -519,10 +523,12 @@ class ModelReport:
                     "comparisons": comparisons,
                 }
             )
+        overlap = self.training_overlap
         return {
             "checkpoint": self.checkpoint,
             "model": self.model,
             "data": self.data,
+            "training_overlap": None if overlap is None else overlap.as_dict(),
             "comparisons": [row.as_dict() for row in self.rows],
             "slices": slices,
             "over_hosts": {name: asdict(metrics) for name, metrics in self.over_hosts.items()},

@@ -1,59 +1,346 @@
-"""Refuses to evaluate a model on a file that it was trained on."""
+"""Finds the documents of a held-out file that are in the training shards of a run.
+
+Training keeps the documents of the run's own held-out file out (`bsmeta.data.stream.held_out`), so
+nothing is read if that file is evaluated. Any other file is compared with the run's training shards
+on this machine, document by document, by the same definition (`same_document`).
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig, build_source_configs, iterate_train_entries
+from bsmeta.config.data import REMOTE_SCHEMES, DataConfig, resolve_in_dataset
 from bsmeta.core.errors import DataError, UserError
-from bsmeta.core.parsing import parse_json
+from bsmeta.core.progress import Show, show_progress_bar
+from bsmeta.core.secrets import redact
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import measure_file
 from bsmeta.data.io.shards import (
     Shard,
     add_sample_hashes,
+    describe_position,
     find_validation_path,
     fingerprint_shards,
-    list_shards,
+)
+from bsmeta.data.stream.held_out import HeldOutFingerprints, identify_held_out, read_held_out
+from bsmeta.data.stream.same_document import iterate_fingerprints
+from bsmeta.data.stream.shard_fingerprints import ShardFingerprints
+from bsmeta.metadata.document import Document
+from bsmeta.tasks.causal_lm.evaluation.training_shards import (
+    UNREADABLE,
+    LocalShard,
+    list_training_shards,
+    read_saved_fingerprint,
 )
 from bsmeta.tasks.checkpoints import Location
 
+BEYOND_LIMIT = "beyond overlap_check_gb"
+DAMAGED = "damaged, compared in part"
+"""Reasons why a training shard was not compared, beside those of `training_shards`."""
 
-def check_not_trained_on(data: DataConfig, location: Location, run_config: CausalLMConfig) -> None:
-    """Refuses a held-out file that is one of the run's training shards.
 
-    The training shards are listed by a checkpoint of the run, or match its configuration on this
-    machine. Local shards are identified by their content, shards on the Hub by name and size,
-    objects in buckets by their ETag.
+class Position(NamedTuple):
+    """The position of a document in a shard.
+
+    Attributes:
+        number: The number of its line, from 0.
+    """
+
+    path: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.path}, {describe_position(self.path, self.number)}"
+
+
+class Overlap(NamedTuple):
+    """The part of a document that is the same in a training document.
+
+    Attributes:
+        part: `text` or `url`.
+        position: The position of the training document.
+    """
+
+    part: str
+    position: Position
+
+
+@dataclass
+class Gap:
+    """Shards or lines that were not compared.
+
+    Attributes:
+        count: The number of them.
+        first: The name of the first.
+    """
+
+    count: int
+    first: str
+
+
+@dataclass
+class TrainingOverlap:
+    """The documents of a held-out file that are in training shards of a run; picklable.
+
+    Attributes:
+        checkpoint: The checkpoint of the run, as the user named it.
+        compared: Number of shards of which all documents were compared.
+        gaps: The other shards, by the reason.
+        unread_lines: The lines of the shards that cannot be read; None if there are none.
+        positions: The first training document with a fingerprint, by fingerprint.
+    """
+
+    checkpoint: str
+    compared: int = 0
+    gaps: dict[str, Gap] = field(default_factory=dict)
+    unread_lines: Gap | None = None
+    positions: dict[int, Position] = field(default_factory=dict)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of training shards of the run, as far as they are known."""
+        return self.compared + sum(gap.count for gap in self.gaps.values())
+
+    def find(self, document: Document) -> Overlap | None:
+        """Returns the part that is the same in a training document; None if there is none."""
+        for part, value in iterate_fingerprints(document):
+            position = self.positions.get(value)
+            if position is not None:
+                return Overlap(part, position)
+        return None
+
+    def describe(self) -> str:
+        """Describes the comparison in a sentence, for reports."""
+        if self.num_shards == 0:
+            return "Not compared with training documents: the training shards are not known."
+
+        sentence = f"Compared with {self.compared:,} of {self.num_shards:,} training shards"
+        if self.gaps:
+            reasons = [
+                f"{gap.count:,} {reason} (first: {gap.first})" for reason, gap in self.gaps.items()
+            ]
+            sentence += f"; the others: {', '.join(reasons)}"
+        if self.unread_lines is not None:
+            lines = self.unread_lines
+            sentence += f"; unreadable training lines: {lines.count:,} (first: {lines.first})"
+        return f"{sentence}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the comparison as a dict for JSON."""
+        return {
+            "shards": self.num_shards,
+            "compared": self.compared,
+            "not_compared": {
+                reason: {"shards": gap.count, "first": gap.first}
+                for reason, gap in self.gaps.items()
+            },
+            "unread_lines": 0 if self.unread_lines is None else self.unread_lines.count,
+        }
+
+    def add_gap(self, reason: str, name: str) -> None:
+        """Counts a shard that was not compared."""
+        gap = self.gaps.setdefault(reason, Gap(0, redact(name)))
+        gap.count += 1
+
+    def add_shard(self, shard: Shard, fingerprints: ShardFingerprints) -> None:
+        """Counts a shard that was compared, and its lines that cannot be read."""
+        if fingerprints.damage:
+            self.add_gap(DAMAGED, shard.name)
+        else:
+            self.compared += 1
+
+        num_unread = len(fingerprints.unreadable)
+        if num_unread == 0:
+            return
+        if self.unread_lines is None:
+            first = describe_position(shard.path, int(fingerprints.unreadable[0]))
+            self.unread_lines = Gap(0, f"{shard.name}, {first}")
+        self.unread_lines.count += num_unread
+
+
+def find_training_overlap(
+    data: DataConfig, location: Location, run_config: CausalLMConfig, *, limit_gb: float
+) -> TrainingOverlap | None:
+    """Compares the documents of the held-out file with those of the run's training shards.
 
     Args:
         data: The data configuration of the evaluation.
         run_config: The configuration of the model's run, without changes by the evaluation.
+        limit_gb: Maximum size of the shards that are compared, in GB.
+
+    Returns:
+        The overlap; None if the file is the one that the run kept out of training, or is missing
+        (an error is reported when it is read).
+
+    Raises:
+        DataError: If the held-out file is itself a training shard.
+    """
+    path = find_validation_path(data)
+    if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):
+        return None
+
+    run_data = run_config.data_config
+    saved = read_saved_fingerprint(location)
+    if data.columns == run_data.columns and _is_kept_out(data, run_data, saved):
+        return None
+
+    listed = saved.get("shards", {})
+    shards = list_training_shards(run_data, listed)
+    _refuse_training_shard(path, location, run_data, listed, shards.local)
+
+    overlap = TrainingOverlap(location.name)
+    for name, reason in shards.absent.items():
+        overlap.add_gap(reason, name)
+    selected = _select_within_limit(shards.local, int(limit_gb * 1e9), overlap)
+    if selected:
+        cache = Cache(data.cache_dir)
+        wanted = ShardFingerprints.load(path, cache, data.columns).values
+        held_out = _read_own_held_out(run_data, saved)
+        _compare_with_shards(np.unique(wanted), selected, held_out, cache, overlap)
+    return overlap
+
+
+def _is_kept_out(data: DataConfig, run_data: DataConfig, saved: Mapping[str, Any]) -> bool:
+    """Whether the run kept the held-out file of `data` out of training.
+
+    Args:
+        run_data: The data configuration of the run.
+        saved: The fingerprint of the data in a checkpoint, which identifies the content of the
+            file; {} if there is none: then the file is the run's if it has the same path.
+    """
+    if saved:
+        return identify_held_out(data) == saved.get("held_out")
+    file, run_file = (_resolve_held_out(config) for config in (data, run_data))
+    return bool(run_file) and file == run_file
+
+
+def _resolve_held_out(data: DataConfig) -> str:
+    """Returns the address of the held-out file, or its path without links; "" if there is none."""
+    file = resolve_in_dataset(data.validation_file or "", data)
+    return file if not file or file.startswith(REMOTE_SCHEMES) else os.path.realpath(file)
+
+
+def _select_within_limit(
+    shards: Sequence[LocalShard], limit_bytes: int, overlap: TrainingOverlap
+) -> list[LocalShard]:
+    """Selects shards in order, up to a total size; adds the others to the gaps of `overlap`."""
+    selected = []
+    remaining_bytes = limit_bytes
+    for local in shards:
+        if local.shard.size > remaining_bytes:
+            overlap.add_gap(BEYOND_LIMIT, local.shard.name)
+            continue
+        remaining_bytes -= local.shard.size
+        selected.append(local)
+    return selected
+
+
+def _read_own_held_out(
+    run_data: DataConfig, saved: Mapping[str, Any]
+) -> HeldOutFingerprints | None:
+    """Reads the documents that the run kept out of training although they are in its shards.
+
+    Returns:
+        None if the run had no held-out file, or the file is gone, changed or unreadable. A remote
+        file is not read, as a server that cannot be reached would delay the evaluation.
+    """
+    file = _resolve_held_out(run_data)
+    if file.startswith(REMOTE_SCHEMES) or not os.path.isfile(file):
+        return None
+    if not _is_kept_out(run_data, run_data, saved):
+        return None
+    try:
+        return read_held_out(run_data)
+    except DataError:  # without a checkpoint, the file may have been replaced
+        return None
+
+
+def _compare_with_shards(
+    wanted: np.ndarray,
+    shards: Sequence[LocalShard],
+    held_out: HeldOutFingerprints | None,
+    cache: Cache,
+    overlap: TrainingOverlap,
+) -> None:
+    """Adds the positions of the training documents with the wanted fingerprints to `overlap`.
+
+    Args:
+        wanted: uint64 [n], the fingerprints of the evaluated documents.
+        held_out: Documents that the run kept out of training; None if there are none.
+    """
+    num_bytes_done = 0
+    with show_progress_bar("training shards", sum(local.shard.size for local in shards)) as show:
+        for local in shards:
+            fingerprints = _load_fingerprints(local, cache, num_bytes_done, show)
+            num_bytes_done += local.shard.size
+            if fingerprints is None:
+                overlap.add_gap(UNREADABLE, local.shard.name)
+                continue
+
+            overlap.add_shard(local.shard, fingerprints)
+            path = str(local.shard.path)
+            for value, number in fingerprints.find_first_lines(wanted, held_out).items():
+                overlap.positions.setdefault(value, Position(path, number))
+
+
+def _load_fingerprints(
+    local: LocalShard, cache: Cache, num_bytes_done: int, show: Show
+) -> ShardFingerprints | None:
+    """Loads the fingerprints of a shard; None if it cannot be read at all.
+
+    Args:
+        num_bytes_done: The size of the shards before it, for the progress bar.
+    """
+
+    def report(num_lines: int) -> None:
+        show(num_bytes_done, f"{local.shard.name}, {num_lines:,} lines")
+
+    try:
+        return ShardFingerprints.load(local.shard.path, cache, local.columns, report)
+    except (OSError, UserError):
+        return None
+
+
+def _refuse_training_shard(
+    path: str | FileRef,
+    location: Location,
+    run_data: DataConfig,
+    listed: Mapping[str, Any],
+    local: Sequence[LocalShard],
+) -> None:
+    """Refuses a held-out file that is one of the run's training shards.
+
+    Local shards are identified by their content, shards on the Hub by name and size, objects in
+    buckets by their ETag.
+
+    Args:
+        listed: The fingerprints of the training shards by name, as in a checkpoint.
+        local: The training shards on this machine.
 
     Raises:
         DataError: If the held-out file was trained on.
     """
-    path = find_validation_path(data)
-    if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):
-        return  # reported when it is read
-
     held_out = Shard(os.path.basename(str(path)), path, measure_file(path))
     content = _identify_content(held_out)
     matching_names: list[str] = []
-    for name, listed_content in _list_checkpoint_shards(location).items():
+    for name, listed_content in listed.items():
         has_same_name = os.path.basename(name) == held_out.name
         # A shard of the Hub is identified by its size alone: then the names must agree, too.
         if listed_content == content and (has_same_name or isinstance(listed_content, dict)):
             matching_names.append(name)
-    for shard in _list_local_shards(run_config.data_config):
+    for shard in (entry.shard for entry in local):
         if shard.size == held_out.size and _identify_content(shard) == content:
             matching_names.append(str(shard.path))
 
     if matching_names:
-        run_file = run_config.data_config.validation_file
+        run_file = run_data.validation_file
         suggestion = f", such as validation_file={run_file}" if run_file else ""
         raise DataError(
             f"validation_file={path}: the run of checkpoint={location.name} was trained on it (as "
@@ -64,31 +351,3 @@ def check_not_trained_on(data: DataConfig, location: Location, run_config: Causa
 def _identify_content(shard: Shard) -> Any:
     """Returns a shard's entry in the fingerprint of a run: its size, and a hash if it is local."""
     return fingerprint_shards(add_sample_hashes([shard]))[shard.name]
-
-
-def _list_checkpoint_shards(location: Location) -> dict[str, Any]:
-    """Returns the fingerprints of the training shards in a checkpoint, by name; {} if unknown."""
-    folders = [Path(location.model).parent, Path(location.name)]
-    if location.run_folder is not None:
-        folders += sorted(location.run_folder.glob("checkpoint-*step"))
-    for folder in folders:
-        try:
-            state = parse_json((folder / "data_state.json").read_text(encoding="utf-8"))
-            return dict(state["fingerprint"]["shards"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return {}
-
-
-def _list_local_shards(data: DataConfig) -> list[Shard]:
-    """Returns the training shards of the configuration, if all of them are local files."""
-    if any("://" in entry for _, entry in iterate_train_entries(data)):
-        return []
-    shards: list[Shard] = []
-    try:
-        for source in build_source_configs(data).values():
-            if source.train_file:
-                shards += list_shards(source)
-    except UserError:  # they were moved or deleted
-        return []
-    return shards
