@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import UnsafeNameError, join_inside
+from bsmeta.core.files import UnsafeNameError, join_inside, refuse_special_file
 from bsmeta.core.parsing import ExtremeContentError, parse_json
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
@@ -210,6 +210,7 @@ def refuse_unsafe_model(source: str | Path) -> None:
 
     Raises:
         ConfigurationError: If an entry requests code, or a file is too large.
+        DataError: If a file is a pipe, a socket or a device.
         UnsafeNameError: If an index names a shard outside the folder.
     """
     _disable_trust_question()
@@ -244,8 +245,15 @@ def _check_files(source: str | Path) -> str | None:
 
 
 def _list_checked_files(source: str | Path) -> _CheckedFiles:
-    """Lists the files to check of a model in a folder, in a single file, or on the Hub."""
+    """Lists the files to check of a model in a folder, in a single file, or on the Hub.
+
+    Raises:
+        DataError: If any of them is a pipe, a socket or a device.
+    """
     path = Path(source)
+    for file in (path, *(path.iterdir() if path.is_dir() else ())):
+        refuse_special_file(file)
+
     if path.is_dir():
         texts = [file for file in sorted(path.iterdir()) if file.suffix in _TEXT_SUFFIXES]
         return _CheckedFiles(texts, entries=[file for file in texts if _has_entries(file)])
