@@ -214,9 +214,26 @@ def refuse_unsafe_model(source: str | Path) -> None:
         UnsafeNameError: If an index names a shard outside the folder.
     """
     _disable_trust_question()
+    refuse_special_files(source)
     base_model = _check_files(source)
     if base_model is not None:
         _check_files(base_model)  # transformers loads it together with the weights of the adapter
+
+
+def refuse_special_files(source: str | Path) -> None:
+    """Refuses a model of which a file is a pipe, a socket or a device.
+
+    Args:
+        source: A folder, a JSON file, or a name on the Hub, which is not checked.
+
+    Raises:
+        DataError: Naming the file.
+    """
+    path = Path(source)
+    refuse_special_file(path)
+    if path.is_dir():
+        for file in sorted(path.iterdir()):
+            refuse_special_file(file)
 
 
 def _check_files(source: str | Path) -> str | None:
@@ -245,15 +262,8 @@ def _check_files(source: str | Path) -> str | None:
 
 
 def _list_checked_files(source: str | Path) -> _CheckedFiles:
-    """Lists the files to check of a model in a folder, in a single file, or on the Hub.
-
-    Raises:
-        DataError: If any of them is a pipe, a socket or a device.
-    """
+    """Lists the files to check of a model in a folder, in a single file, or on the Hub."""
     path = Path(source)
-    for file in (path, *(path.iterdir() if path.is_dir() else ())):
-        refuse_special_file(file)
-
     if path.is_dir():
         texts = [file for file in sorted(path.iterdir()) if file.suffix in _TEXT_SUFFIXES]
         return _CheckedFiles(texts, entries=[file for file in texts if _has_entries(file)])

@@ -23,7 +23,11 @@ from safetensors import SafetensorError, safe_open
 from bsmeta.config.schema import PretrainedConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
-from bsmeta.core.model_files import read_model_and_report, read_model_config
+from bsmeta.core.model_files import (
+    read_model_and_report,
+    read_model_config,
+    refuse_special_files,
+)
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress
 from bsmeta.models.manifest import MANIFEST, UNCHECKED_FILES, find_fault, read_manifest
@@ -96,8 +100,10 @@ def check_model_folder(source: str, setting: str) -> None:
         setting: Key and value that name the folder, for messages: `model_name=folder`.
 
     Raises:
-        DataError: If it is damaged; the message has a line for each file or weight at fault.
+        DataError: If it is damaged, with a line for each file or weight at fault; or if a file is
+            a pipe, a socket or a device.
     """
+    refuse_special_files(source)
     folder = Path(source)
     if not folder.is_dir():
         return
@@ -214,8 +220,6 @@ def _list_weight_faults(folder: Path) -> list[str]:
 def _iterate_weights(folder: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
     """Yields the file, the name and the values of each weight in safetensors files."""
     for file in sorted(folder.glob("model*.safetensors")):
-        if not file.is_file():  # loading refuses it
-            continue
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 (it is no mapping)
                 values = weights.get_tensor(name)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from bsmeta.core.errors import CheckpointError, DataError
 from bsmeta.models.manifest import read_manifest, write_model_manifest
-from bsmeta.models.pretrained import list_model_damage, load_weights
+from bsmeta.models.pretrained import check_model_folder, list_model_damage, load_weights
 from tests.core.hostile_names import HOSTILE_NAMES
 from tests.models.saved_models import save_model
 
@@ -85,6 +86,14 @@ def test_files_added_to_a_model_are_refused_if_they_would_be_loaded(
     ]
     with pytest.raises(DataError, match="is damaged"):
         load_weights(str(folder), "model_name=x")
+
+
+def test_pipes_in_a_model_folder_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"^\S*/model.safetensors is a pipe, a socket or a device;"):
+        check_model_folder(str(folder), "model_name=x")
 
 
 def test_a_model_in_a_checkpoint_is_compared_with_the_checkpoints_manifest(tmp_path: Path) -> None:
