@@ -295,7 +295,7 @@ def explain_long_name(error: BaseException) -> DataError | None:
 
 def explain_link_loop(error: BaseException) -> DataError | None:
     """Explains the error for symbolic links that lead to themselves; returns None for others."""
-    # pathlib of Python before 3.13 raises a RuntimeError for them, which is its only one.
+    # Before Python 3.13, `Path.resolve` raises a RuntimeError without an errno.
     is_loop = isinstance(error, OSError) and error.errno == errno.ELOOP
     if not is_loop and not str(error).startswith("Symlink loop from "):
         return None

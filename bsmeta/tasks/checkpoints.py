@@ -384,7 +384,8 @@ def choose_report_folder(
         assert config.validation_file is not None
         report_folder = _reserve_data_folder(folder, "-".join(parts), config.validation_file)
 
-    _refuse_outward_links(report_folder, folder)
+    if not is_remote:  # the working folder is the user's
+        _refuse_outward_links(report_folder, folder)
     return report_folder
 
 
