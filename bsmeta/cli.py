@@ -91,12 +91,8 @@ def main() -> None:
             runpy.run_path(str(ROOT / target), run_name="__main__")
         else:
             runpy.run_module(target, run_name="__main__")
-    elif name == "--version":
-        print(format_versions())
-    elif not {name, *arguments}.isdisjoint({"-h", "--help"}):
-        print(describe_usage())
     else:
-        sys.exit(run_and_report(lambda: _run_file_command(name, arguments)))
+        sys.exit(run_and_report(lambda: _run_command(name, arguments)))
 
 
 def describe_usage() -> str:
@@ -108,10 +104,14 @@ def describe_usage() -> str:
     return "\n".join(["usage: bsmeta PROGRAM key=value ...", "", *lines, "", _USAGE_FOOTER])
 
 
-def _run_file_command(name: str, arguments: list[str]) -> None:
-    """Runs `bsmeta configs`, `bsmeta completion` or `bsmeta init`; refuses any other command."""
+def _run_command(name: str, arguments: list[str]) -> None:
+    """Runs a command that is not a program, such as `bsmeta configs`; refuses unknown ones."""
     names_one_folder = len(arguments) == 1 and not arguments[0].startswith("-")
-    if name == "configs" and not arguments:
+    if name == "--version":
+        print(format_versions())
+    elif not {name, *arguments}.isdisjoint({"-h", "--help"}):
+        print(describe_usage())
+    elif name == "configs" and not arguments:
         print(list_files())
     elif name == "completion" and len(arguments) == 1:
         print(make_shell_completion(arguments[0]), end="")

@@ -35,6 +35,7 @@ import xxhash
 from bsmeta.annotate.content import EXTRACTORS, Extractor, Span, Text
 from bsmeta.annotate.page import Page, parse_page
 from bsmeta.annotate.tags import TagRecord
+from bsmeta.core.process import run_and_report
 from bsmeta.metadata.annotated_columns import CONTENT_SPANS
 from bsmeta.metadata.content import KeptText, read_content_spans
 
@@ -231,4 +232,4 @@ def _print(scores: dict[tuple[str, str], list[tuple[float, float, float]]]) -> N
 if __name__ == "__main__":
     if len(sys.argv) not in (2, 3) or sys.argv[1] in ("-h", "--help"):
         sys.exit("usage: python experiments/content_f1.py 'pages/*.jsonl.gz' [PAGES_PER_SITE]")
-    main(*sys.argv[1:])
+    sys.exit(run_and_report(lambda: main(*sys.argv[1:])))

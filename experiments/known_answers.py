@@ -37,6 +37,8 @@ from rich.table import Table
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from bsmeta.core.process import run_and_report
+
 STUDIES = Path(__file__).parent / "studies"
 TOPICS = "abcdefgh"
 VALUES = "ABCDEFGH"
@@ -280,4 +282,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_and_report(main))

@@ -16,6 +16,21 @@ from tests.conftest import REPOSITORY
 EXPERIMENTS = REPOSITORY / "experiments"
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
+# Run without the package, by shell scripts or on a GPU day; or their output is no table.
+WITHOUT_REPORTS = {
+    "gpus.py", "machines.py", "meeting.py", "run_notebooks.py", "soak.py", "bucket_sink.py",
+    "gpu_attention.py", "gpu_day.py", "gpu_kernels.py", "gpu_run.py", "spelling_texts.py",
+}  # fmt: skip
+
+
+def test_scripts_report_errors_and_end_quietly_if_nobody_reads_them() -> None:
+    without_reports = set()
+    for script in EXPERIMENTS.rglob("*.py"):
+        _, is_program, start = script.read_text().partition('if __name__ == "__main__":')
+        if is_program and "run_and_report(" not in start and "run_entry_point(" not in start:
+            without_reports.add(script.name)
+    assert without_reports == WITHOUT_REPORTS
+
 
 def test_the_metadata_benchmark_prints_its_result(launch: Launch) -> None:
     done = launch(

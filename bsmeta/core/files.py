@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import unicodedata
 import uuid
 from collections.abc import Iterable, Iterator
@@ -86,7 +87,7 @@ def join_inside(folder: Path, name: str, source: str, *, follow_links: bool = Fa
         UnsafeNameError: If the path is not inside the folder, or no file can have the name.
     """
     reason = find_name_fault(name)
-    if reason is None and not follow_links and not _is_inside(folder / name, folder):
+    if reason is None and not follow_links and not is_inside(folder / name, folder):
         reason = f"a symbolic link leads out of {folder}"
 
     if reason is not None:
@@ -145,10 +146,29 @@ def refuse_undecodable(paths: Iterable[object], key: str) -> None:
             )
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
+def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path is inside a folder once all symbolic links are followed."""
     # Path.resolve would raise for a link that leads to itself.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def refuse_special_file(path: str | Path) -> None:
+    """Refuses a pipe, a socket and a device: they may block forever, and cannot be read twice.
+
+    Folders, missing files and broken links pass, because opening them raises an error.
+
+    Raises:
+        DataError: If the path leads to one of them.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise DataError(
+            f"{path} is a pipe, a socket or a device; expected a file, which can be read more than "
+            "once: write its content to one, and name that"
+        )
 
 
 @contextmanager
@@ -211,7 +231,12 @@ def sync_to_disk(path: Path) -> None:
 
 
 def hash_file(path: str | Path) -> str:
-    """Returns the xxh3 (64 bits) of a file's content, in hexadecimal."""
+    """Returns the xxh3 (64 bits) of a file's content, in hexadecimal.
+
+    Raises:
+        DataError: If it is a pipe, a socket or a device.
+    """
+    refuse_special_file(path)
     content_hash = xxhash.xxh3_64()
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -265,6 +290,18 @@ def explain_long_name(error: BaseException) -> DataError | None:
     return DataError(
         f"{name[:_MAX_SHOWN_CHARS]}… ({len(name):,} characters) is too long for the name of a "
         "file; expected a path whose parts have at most 255 bytes each"
+    )
+
+
+def explain_link_loop(error: BaseException) -> DataError | None:
+    """Explains the error for symbolic links that lead to themselves; returns None for others."""
+    # Before Python 3.13, `Path.resolve` raises a RuntimeError without an errno.
+    is_loop = isinstance(error, OSError) and error.errno == errno.ELOOP
+    if not is_loop and not str(error).startswith("Symlink loop from "):
+        return None
+    return DataError(
+        f"{error}: symbolic links lead to each other, and to no file; expected the path of a file "
+        "or a folder. Delete the link, or name another path"
     )
 
 
@@ -328,7 +365,7 @@ def hold_write_lock(path: Path, work: str, lock: Path | None = None) -> Iterator
         if isinstance(error.filename, str):
             # The error is about the path if it names a file in the same folder, or a parent folder.
             faulty_path = Path(error.filename)
-            if not _is_inside(faulty_path, path.parent) and not _is_inside(path, faulty_path):
+            if not is_inside(faulty_path, path.parent) and not is_inside(path, faulty_path):
                 raise
         free = format_bytes(measure_free_bytes(path))
         raise DataError(

@@ -35,6 +35,8 @@ _REPLACEMENT = "\ufffd"
 _OTHER_REPLACEMENT = "\ufffc"
 """If an object decodes to another value with this one, a declared value has half a pair."""
 
+NOT_UTF8 = "a text that is not in UTF-8"
+
 _CONSTANT = re.compile(rb"NaN|-?Infinity")
 # Everything before a constant outside of strings. A string without its closing quote ends with the
 # content.
@@ -129,11 +131,11 @@ def decode_values(content: Content, used: Collection[str] = ()) -> dict[str, Any
     `msgspec.Raw`.
 
     Args:
-        used: Names of columns that must not have half a surrogate pair.
+        used: Names of columns that must be in UTF-8, and not have half a surrogate pair.
 
     Raises:
         msgspec.DecodeError: If the content is malformed, no object or nested too deeply, or has an
-            integer beyond the range of floats, or half a surrogate pair in a used column.
+            integer beyond the range of floats, or such a text in a used column.
     """
     try:
         return decode_json(content, dict[str, Any])
@@ -143,12 +145,21 @@ def decode_values(content: Content, used: Collection[str] = ()) -> dict[str, Any
         other_values = _decode_values(_replace_halves(encoded, _OTHER_REPLACEMENT))
         if any(values.get(name) != other_values.get(name) for name in used):
             raise ExtremeContentError(HALF_A_PAIR) from None
+
+        # Without its invalid bytes, a text that is not in UTF-8 is another one.
+        shorter_values = _decode_values(_replace_halves(encoded, _REPLACEMENT), errors="ignore")
+        if any(values.get(name) != shorter_values.get(name) for name in used):
+            raise ExtremeContentError(NOT_UTF8) from None
         return values
 
 
-def _decode_values(content: bytes) -> dict[str, Any]:
-    """Decodes an object without NaN, infinity and half pairs; see `decode_values`."""
-    valid_utf8 = content.decode(errors="replace").encode()
+def _decode_values(content: bytes, errors: str = "replace") -> dict[str, Any]:
+    """Decodes an object without NaN, infinity and half pairs; see `decode_values`.
+
+    Args:
+        errors: The treatment of bytes that are not UTF-8, as of `bytes.decode`.
+    """
+    valid_utf8 = content.decode(errors=errors).encode()
     return decode_json(valid_utf8, dict[str, Any], float_hook=_decode_float)
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.files import UnsafeNameError, join_inside
+from bsmeta.core.files import UnsafeNameError, join_inside, refuse_special_file
 from bsmeta.core.parsing import ExtremeContentError, parse_json
 
 if TYPE_CHECKING:  # slow to import; a run that is refused should fail fast
@@ -210,12 +210,30 @@ def refuse_unsafe_model(source: str | Path) -> None:
 
     Raises:
         ConfigurationError: If an entry requests code, or a file is too large.
+        DataError: If a file is a pipe, a socket or a device.
         UnsafeNameError: If an index names a shard outside the folder.
     """
     _disable_trust_question()
+    refuse_special_files(source)
     base_model = _check_files(source)
     if base_model is not None:
         _check_files(base_model)  # transformers loads it together with the weights of the adapter
+
+
+def refuse_special_files(source: str | Path) -> None:
+    """Refuses a model of which a file is a pipe, a socket or a device.
+
+    Args:
+        source: A folder, a JSON file, or a name on the Hub, which is not checked.
+
+    Raises:
+        DataError: Naming the file.
+    """
+    path = Path(source)
+    refuse_special_file(path)
+    if path.is_dir():
+        for file in sorted(path.iterdir()):
+            refuse_special_file(file)
 
 
 def _check_files(source: str | Path) -> str | None:

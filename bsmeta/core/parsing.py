@@ -5,7 +5,8 @@ RecursionError, which is no ValueError, and content nearly as deep fails later, 
 written. An integer of 400 digits fails when it becomes a float. Half of a surrogate pair, written
 as an escape, fails when the text is encoded. For a text that is not in UTF-8, msgspec raises a
 UnicodeDecodeError, which is none of its own errors. This module refuses all of this as malformed.
-It also refuses YAML whose aliases expand to more nodes than any document could hold.
+It also refuses YAML whose aliases expand to more nodes than any document could hold, and YAML that
+has a key twice, of which PyYAML silently takes the second value.
 """
 
 from __future__ import annotations
@@ -308,7 +309,7 @@ def decode_yaml(content: str | bytes, value_type: type[Value]) -> Value:
 
 
 class YAMLLoader(yaml.SafeLoader):
-    """A safe loader that limits nesting, the size of integers, and the expansion of aliases.
+    """A safe loader that refuses repeated keys, and limits nesting, integers and aliases.
 
     Each alias becomes a copy of its node when the document is merged or printed, so a few lines can
     stand for billions of nodes.
@@ -340,6 +341,24 @@ class YAMLLoader(yaml.SafeLoader):
             self._written_nodes += 1
             size = self._written_nodes + self._aliased_nodes - size_before
             self._expanded_sizes[id(node)] = size
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+
+        # Here, because constructing a mapping adds the keys of `<<`, which it may replace.
+        keys: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if (key.tag, key.value) in keys:
+                raise yaml.constructor.ConstructorError(
+                    "while constructing a mapping",
+                    node.start_mark,
+                    f"found duplicate key {key.value}",
+                    key.start_mark,
+                )
+            keys.add((key.tag, key.value))
         return node
 
     def construct_yaml_int(self, node: Any) -> int:

@@ -29,7 +29,12 @@ from bsmeta.core.exit_codes import (
     EXIT_USER_ERROR,
     note_exit_code,
 )
-from bsmeta.core.files import explain_deleted_folder, explain_full_disk, explain_long_name
+from bsmeta.core.files import (
+    explain_deleted_folder,
+    explain_full_disk,
+    explain_link_loop,
+    explain_long_name,
+)
 from bsmeta.core.rank import is_reporter, read_rank
 from bsmeta.core.rendezvous import announce_error, is_connected
 from bsmeta.core.secrets import redact
@@ -87,7 +92,7 @@ def report_error(error: BaseException) -> int:
     Only one process of a machine prints a configuration error, because all find the same.
     """
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else EXIT_FAILURE
+        return _report_exit(error)
 
     error = _find_user_error(error)
     if isinstance(error, ConfigurationError) and not is_reporter():
@@ -98,6 +103,16 @@ def report_error(error: BaseException) -> int:
     return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
 
 
+def _report_exit(request: SystemExit) -> int:
+    """Prints the message of `sys.exit`, if it has one, and returns the exit code."""
+    if request.code is None:
+        return 0
+    if isinstance(request.code, int):
+        return request.code
+    print(redact(str(request.code)), file=sys.stderr, flush=True)
+    return EXIT_FAILURE
+
+
 def _find_user_error(error: BaseException) -> BaseException:
     """Returns the `UserError` that explains an error; the error itself if there is none."""
     error = explain_missing_extra(error) or error
@@ -105,6 +120,7 @@ def _find_user_error(error: BaseException) -> BaseException:
         error = (
             explain_full_disk(error)
             or explain_long_name(error)
+            or explain_link_loop(error)
             or explain_deleted_folder(error)
             or error
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,11 @@ from safetensors import SafetensorError, safe_open
 from bsmeta.config.schema import PretrainedConfig
 from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
-from bsmeta.core.model_files import read_model_and_report, read_model_config
+from bsmeta.core.model_files import (
+    read_model_and_report,
+    read_model_config,
+    refuse_special_files,
+)
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import report_progress
 from bsmeta.models.manifest import MANIFEST, UNCHECKED_FILES, find_fault, read_manifest
@@ -41,6 +45,9 @@ MAX_NAMES_SHOWN = 5
 
 OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight")
 TOKEN_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
+LOADED_SUFFIXES = (".bin", ".jinja", ".json", ".model", ".npz", ".safetensors")
+"""Suffixes of optional files that change a model or its tokenizer if they are in its folder."""
+
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 
 logger = logging.getLogger(__name__)
@@ -93,8 +100,10 @@ def check_model_folder(source: str, setting: str) -> None:
         setting: Key and value that name the folder, for messages: `model_name=folder`.
 
     Raises:
-        DataError: If it is damaged; the message has a line for each file or weight at fault.
+        DataError: If it is damaged, with a line for each file or weight at fault; or if a file is
+            a pipe, a socket or a device.
     """
+    refuse_special_files(source)
     folder = Path(source)
     if not folder.is_dir():
         return
@@ -112,8 +121,9 @@ def check_model_folder(source: str, setting: str) -> None:
 def list_model_damage(model: Path) -> list[str] | None:
     """Lists the faults of the files of a model folder, one line each; empty if there are none.
 
-    The manifest may be in the folder or in the checkpoint that contains it. Returns None if there
-    is neither, as in a folder that this package did not write.
+    A file that the manifest does not list is a fault if it would be loaded. The manifest may be in
+    the folder or in the checkpoint that contains it. Returns None if there is neither, as in a
+    folder that this package did not write.
     """
     parent = model.resolve().parent
     if (model / MANIFEST).is_file():
@@ -130,13 +140,34 @@ def list_model_damage(model: Path) -> list[str] | None:
     except CheckpointError as error:
         return [str(error)]
 
-    faults = []
-    for file, entry in entries.items():
-        if file.startswith(prefix) and file.removeprefix(prefix) not in UNCHECKED_FILES:
-            fault = find_fault(root / file, entry)
-            if fault is not None:
-                faults.append(fault)
-    return faults
+    listed = {
+        file.removeprefix(prefix): entry
+        for file, entry in entries.items()
+        if file.startswith(prefix) and file.removeprefix(prefix) not in UNCHECKED_FILES
+    }
+    faults = [find_fault(model / file, entry) for file, entry in listed.items()]
+    return [*_list_added_files(model, listed), *(fault for fault in faults if fault is not None)]
+
+
+def _list_added_files(model: Path, listed: Container[str]) -> list[str]:
+    """Lists the files of a model folder that loading may read although its manifest lacks them.
+
+    transformers loads an `adapter_config.json` on top of the weights, and takes special tokens from
+    a `special_tokens_map.json`, without a warning. Files of other suffixes and hidden ones are
+    not loaded.
+
+    Args:
+        listed: The names in the manifest, relative to the folder.
+    """
+    return [
+        f"{path}: is not listed in {MANIFEST}, but would be loaded with the model; remove it if "
+        "you do not know where it is from, else move it to another folder"
+        for path in sorted(model.iterdir())
+        if path.suffix in LOADED_SUFFIXES
+        and not path.name.startswith(".")
+        and path.name != MANIFEST
+        and path.name not in listed
+    ]
 
 
 def _list_tokenizer_faults(folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bsmeta.config.schema import MAX_SEED
 from bsmeta.core.keys import key
 
 AUTO = "auto"
@@ -39,7 +40,7 @@ class QuickConfig:
     max_held_out: int = key(200, at_least=2)
     """largest number of held-out pages, because each is read six times; sites are held out whole,
     and may exceed it"""
-    seed: int = key(42, at_least=0)
+    seed: int = key(42, at_least=0, at_most=MAX_SEED)
     """seed of the choice of held-out pages, of the weights and of the order of the text"""
 
     minutes: float = key(3.0, above=0, heading="Training")

@@ -26,6 +26,7 @@ from bsmeta.config.steps import CHECKPOINT_NAME, explain_export, lacks_model
 from bsmeta.config.task_entry import ModelUse
 from bsmeta.config.unused_keys import refuse_unused_keys
 from bsmeta.core.errors import ConfigurationError, DataError, format_value
+from bsmeta.core.files import is_inside
 from bsmeta.core.log_once import log_once
 from bsmeta.core.secrets import redact
 from bsmeta.tasks import TASKS
@@ -363,6 +364,10 @@ def choose_report_folder(
 
     Args:
         has_other_data: Whether `validation_file` is not the data of the run.
+
+    Raises:
+        ConfigurationError: If the default, or a file in it, is a link that leads out of the run
+            folder, which may come from someone else.
     """
     if config.out_dir is not None:
         return Path(config.out_dir)
@@ -375,11 +380,25 @@ def choose_report_folder(
     elif location.run_folder is not None and folder.resolve() != location.run_folder:
         parts.append(folder.resolve().name)
         folder = location.run_folder
-    if not has_other_data:
-        return folder / "-".join(parts)
+    report_folder = folder / "-".join(parts)
+    if has_other_data:
+        assert config.validation_file is not None
+        report_folder = _reserve_data_folder(folder, "-".join(parts), config.validation_file)
 
-    assert config.validation_file is not None
-    return _reserve_data_folder(folder, "-".join(parts), config.validation_file)
+    if not is_remote:  # the working folder is the user's
+        _refuse_outward_links(report_folder, folder)
+    return report_folder
+
+
+def _refuse_outward_links(report_folder: Path, parent: Path) -> None:
+    """Refuses a folder if writing reports there would change files outside `parent`."""
+    for path in (report_folder, *report_folder.glob("*")):
+        if not is_inside(path, parent):
+            raise ConfigurationError(
+                f"out_dir: by default, the reports would be written to {report_folder}, but {path} "
+                f"is a symbolic link that leads out of {parent}; delete the link, or name a folder "
+                "(out_dir=FOLDER)"
+            )
 
 
 def _reserve_data_folder(parent: Path, prefix: str, validation_file: str) -> Path:
@@ -404,7 +423,7 @@ def _reserve_data_folder(parent: Path, prefix: str, validation_file: str) -> Pat
 def _reserve_folder(folder: Path, source: str) -> bool:
     """Creates a folder for reports on the data at `source`; False if other data has it already."""
     source_file = folder / SOURCE_FILE
-    if folder.exists():
+    if folder.exists() or folder.is_symlink():
         return source_file.is_file() and source_file.read_text() == source
     folder.mkdir(parents=True)
     source_file.write_text(source)

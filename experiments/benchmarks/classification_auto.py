@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bsmeta.core.process import run_and_report
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SEED = 17
 LINEAR = "TF-IDF + linear SVM"
@@ -279,4 +281,4 @@ def read_lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

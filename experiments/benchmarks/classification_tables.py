@@ -21,9 +21,12 @@ import csv
 import gzip
 import json
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bsmeta.core.process import run_and_report
 
 ROWS = 6000
 SEED = 31
@@ -103,4 +106,4 @@ def write_csv(file: Path, header: Sequence[str], rows: Sequence[tuple[str, ...]]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

@@ -32,6 +32,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bsmeta.core.process import run_and_report
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # The modules that a run with method=linear loads.
@@ -185,4 +187,4 @@ def summarize(rounds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

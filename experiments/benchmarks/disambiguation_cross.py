@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from torch.nn import functional
 
 from bsmeta.config.saved_runs import read_saved_config
 from bsmeta.core.changed_values import replace_values
+from bsmeta.core.process import run_and_report
 from bsmeta.data.text.tokenizer import find_special_tokens
 from bsmeta.models.shapes import read_hidden_size
 from bsmeta.tasks import TASKS
@@ -568,4 +570,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

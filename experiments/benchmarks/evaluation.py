@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.model_files import create_model, read_model_config, read_tokenizer
+from bsmeta.core.process import run_and_report
 from bsmeta.tasks.causal_lm.evaluation.arms import plan_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
@@ -101,4 +102,4 @@ def plain_s(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

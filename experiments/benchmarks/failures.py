@@ -12,12 +12,15 @@ as a share of its mean). docs/scaling.md has the formulas and their sources.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 from scaling import given
 from scipy.integrate import quad
 from scipy.stats import norm
+
+from bsmeta.core.process import run_and_report
 
 INTERVALS_MIN = (1, 5, 15, 30, 60)
 FAILURES = 4000
@@ -161,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

@@ -44,6 +44,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binomtest
 
+from bsmeta.core.process import run_and_report
 from bsmeta.report.inference import ALPHA
 from bsmeta.studies.claims import REFUTED, SUPPORTED, Claim, decide_claims
 from bsmeta.studies.conditions import MACHINE, test_associations
@@ -382,4 +383,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_and_report(main))

@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 import random
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -27,6 +28,7 @@ import numpy as np
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.model_files import read_tokenizer
+from bsmeta.core.process import run_and_report
 from bsmeta.data.text.tokens import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
@@ -129,4 +131,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

@@ -30,6 +30,7 @@ from bsmeta.annotate.annotator import Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.dates import read_latest_moment
 from bsmeta.annotate.sources import InputRecord
+from bsmeta.core.process import run_and_report
 
 NONE = "none"
 
@@ -116,4 +117,4 @@ def _format_row(source: str, pages: Sequence[DatedPage]) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(run_and_report(lambda: main(*sys.argv[1:])))

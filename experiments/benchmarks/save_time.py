@@ -37,6 +37,7 @@ import yaml
 from common import own_arguments
 
 from bsmeta.config.run_location import name_local_folder
+from bsmeta.core.process import run_and_report
 from bsmeta.training.buckets.choice import open_bucket
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,4 +227,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

@@ -16,6 +16,8 @@ import sys
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from bsmeta.core.process import run_and_report
+
 Keys = TypeVar("Keys", bound=Any)
 GPUS = (8, 64, 512)
 ACCUMULATIONS = (1, 8)
@@ -182,4 +184,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from bsmeta.core.process import run_and_report
 from bsmeta.data.text.sentences import cut_text
 from bsmeta.tasks.spelling.config import CODESPELL, NoiseConfig
 from bsmeta.tasks.spelling.corrections import count_correction_outcomes
@@ -120,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from bsmeta.core.process import run_and_report
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig, SmallModelConfig, SpellingConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
@@ -109,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

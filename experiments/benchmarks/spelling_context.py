@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bsmeta.core.process import run_and_report
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.spelling.config import NoiseConfig, SecConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
@@ -127,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

@@ -12,6 +12,7 @@ compares scoring in one, two and three passes.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ import torch
 from torch import nn
 
 from bsmeta.config.saved_runs import read_saved_config
+from bsmeta.core.process import run_and_report
 from bsmeta.report.inference import Estimate
 from bsmeta.report.markdown import format_table
 from bsmeta.tasks import TASKS
@@ -386,4 +388,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

@@ -13,6 +13,7 @@ One row has new weights without the score, because these alone may change F1.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from spelling_errors import (
 )
 from torch import nn
 
+from bsmeta.core.process import run_and_report
 from bsmeta.tasks.spelling.correction import (
     FIRST_CORRECTION,
     CandidateCorrection,
@@ -454,4 +456,4 @@ def draw_samples(numbers: np.ndarray, count: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

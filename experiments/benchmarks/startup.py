@@ -37,6 +37,7 @@ from scaling import given
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))  # for the Hub of the tests
 from bsmeta.config.data import DataConfig  # noqa: E402
+from bsmeta.core.process import run_and_report  # noqa: E402
 from bsmeta.data.io.hub import resolve_commit  # noqa: E402
 from bsmeta.data.stream.survey import survey_data  # noqa: E402
 from bsmeta.data.stream.train_stream import TrainStream  # noqa: E402
@@ -300,4 +301,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_and_report(main))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -10,7 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bsmeta.core.errors import DataError
-from bsmeta.core.files import UnsafeNameError, find_name_fault, hold_write_lock, join_inside
+from bsmeta.core.files import (
+    UnsafeNameError,
+    find_name_fault,
+    hash_file,
+    hold_write_lock,
+    join_inside,
+    refuse_special_file,
+)
 from tests.core.hostile_names import HARMLESS_NAMES, HOSTILE_NAMES
 
 
@@ -93,3 +101,36 @@ def test_only_errors_of_the_written_file_are_reported_as_write_errors(tmp_path: 
         hold_write_lock(below_a_file, "the table"),
     ):
         raise AssertionError("the lock cannot be made")
+
+
+def make_special_file(path: Path, file_type: str) -> None:
+    if file_type == "pipe":
+        os.mkfifo(path)
+    elif file_type == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    else:
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("file_type", ["pipe", "socket", "device"])
+def test_what_can_block_forever_is_refused(
+    tmp_path: Path, file_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the names of sockets have at most 108 bytes
+    make_special_file(Path("x.tsv"), file_type)
+    with pytest.raises(DataError) as error:
+        hash_file("x.tsv")
+    assert str(error.value) == (
+        "x.tsv is a pipe, a socket or a device; expected a file, which can be read more than once: "
+        "write its content to one, and name that"
+    )
+
+
+def test_other_paths_are_not_refused_as_special(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("file", "link", "loop", "missing", "."):
+        refuse_special_file(tmp_path / name)
+    assert hash_file(tmp_path / "link") == "55f2b31a6acfaa64"

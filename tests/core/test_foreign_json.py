@@ -90,6 +90,15 @@ def test_half_surrogate_pairs_are_refused_only_in_used_columns() -> None:
         decode_values(content, ["text", "more"])
 
 
+def test_texts_that_are_not_utf8_are_refused_only_in_used_columns() -> None:
+    content = b'{"text": "a", "more": "caf\xe9"}'
+    assert decode_values(content, ["text"]) == {"text": "a", "more": "caf\ufffd"}
+    with pytest.raises(ExtremeContentError, match="a text that is not in UTF-8"):
+        decode_values(content, ["text", "more"])
+    assert decode_values('{"more": "caf\ufffd"}', ["more"]) == {"more": "caf\ufffd"}
+    assert decode_values('{"x": NaN, "more": "caf\ufffd"}', ["more"])["more"] == "caf\ufffd"
+
+
 @pytest.mark.parametrize("content", ["[1]", "{", '{"a": ' + "1" * 400 + "}", '{"a": ' + "[" * 999])
 def test_values_that_are_no_object_or_too_large_are_refused(content: str) -> None:
     with pytest.raises(msgspec.DecodeError):

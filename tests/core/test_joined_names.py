@@ -173,7 +173,7 @@ JOINS = {
         "self._folder / f'counts-{_hash_key(key)}'": "a hash",
     },
     "models/pretrained.py": {
-        "root / file": "checked by read_manifest",
+        "model / file": "checked by read_manifest",
     },
     "training/checkpoints/checkpoint.py": {
         "out_dir / f'tmp-{name_folder(step)}'": "a number",

@@ -322,6 +322,15 @@ def test_oversized_files_are_not_read(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["adapter_config.json", "tokenizer.json", "model.safetensors"])
+def test_a_pipe_in_a_model_folder_is_refused(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=f"{tmp_path}/{name} is a pipe, a socket or a device; "):
+        refuse_unsafe_model(tmp_path)
+    with pytest.raises(DataError, match=f"{tmp_path}/{name} is a pipe, a socket or a device; "):
+        read_model_config(tmp_path / name)
+
+
 def run_program(
     program: str, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:

@@ -187,6 +187,8 @@ def test_the_hooks_of_the_standard_library_are_supported() -> None:
         (b"a: \xff", "invalid start byte"),
         ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
         ("a: &a [1]\nb: [*c]", "undefined alias"),
+        ("seeds: [1]\narms: {}\nseeds: [2, 3]", "found duplicate key seeds\n"),
+        ("a: {b: 1, 'b': 2}", "found duplicate key b\n"),
         (
             "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
             + "".join(
@@ -203,6 +205,16 @@ def test_malformed_yaml_is_refused(content: str | bytes, message: str) -> None:
     assert message in str(error.value)
     with pytest.raises(msgspec.DecodeError):
         decode_yaml(content, dict[str, Any])
+
+
+def test_yaml_may_replace_the_keys_of_a_merged_mapping() -> None:
+    content = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: [*b, *a], y: 4}\nd: {1: e, '1': f}"
+    assert parse_yaml(content) == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 3, "y": 2},
+        "c": {"x": 3, "y": 4},
+        "d": {1: "e", "1": "f"},
+    }
 
 
 @given(VALUES)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from bsmeta.core.errors import CheckpointError, DataError
 from bsmeta.models.manifest import read_manifest, write_model_manifest
-from bsmeta.models.pretrained import list_model_damage, load_weights
+from bsmeta.models.pretrained import check_model_folder, list_model_damage, load_weights
 from tests.core.hostile_names import HOSTILE_NAMES
 from tests.models.saved_models import save_model
 
@@ -56,6 +57,43 @@ def test_a_flipped_byte_is_detected_by_the_manifest(tmp_path: Path) -> None:
         load_weights(str(folder), "model_name=x")
     (folder / "config.json").unlink()
     assert len(list_model_damage(folder)) == 2
+
+
+@pytest.mark.parametrize("folder_name", ["model", "checkpoint-3step/model"])
+def test_files_added_to_a_model_are_refused_if_they_would_be_loaded(
+    folder_name: str, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path / folder_name)
+    root = folder if folder_name == "model" else folder.parent
+    (folder / "README.md").write_text("# A model")
+    write_model_manifest(root)
+    for name in ("LICENSE.txt", ".gitattributes", "._config.json", "model.gguf", "config.yaml"):
+        (folder / name).write_text("{}")  # nothing loads these
+    (folder / "onnx").mkdir()
+    (folder / "onnx/config.json").write_text("{}")
+    assert list_model_damage(folder) == []
+
+    # transformers would add the adapter to the weights, and replace the special tokens.
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "e"}')
+    advice = (
+        "is not listed in manifest.json, but would be loaded with the model; remove it if you do "
+        "not know where it is from, else move it to another folder"
+    )
+    assert list_model_damage(folder) == [
+        f"{folder}/adapter_config.json: {advice}",
+        f"{folder}/special_tokens_map.json: {advice}",
+    ]
+    with pytest.raises(DataError, match="is damaged"):
+        load_weights(str(folder), "model_name=x")
+
+
+def test_pipes_in_a_model_folder_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"^\S*/model.safetensors is a pipe, a socket or a device;"):
+        check_model_folder(str(folder), "model_name=x")
 
 
 def test_a_model_in_a_checkpoint_is_compared_with_the_checkpoints_manifest(tmp_path: Path) -> None:

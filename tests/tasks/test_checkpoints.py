@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import checkpoints
 from bsmeta.tasks.checkpoints import Location, choose_report_folder, locate_model
 from tests.tasks.run_folders import write_held_out, write_run_folder
@@ -77,3 +79,34 @@ def test_files_with_equal_names_have_separate_folders(
     assert folder("x/dev.jsonl") == "evaluation-dev"  # again, and by another path
     assert folder("hf://datasets/a/b@main/dev.jsonl") == "evaluation-dev-b@main"
     assert folder(str(tmp_path / "x")) == "evaluation-x"
+
+
+def test_reports_are_not_written_through_links_of_a_run_folder(tmp_path: Path) -> None:
+    location = write_run_folder(tmp_path / "run", "held-out.jsonl")
+    (tmp_path / "run" / "model").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/loss.png").write_text("mine")
+    held_out = write_held_out(tmp_path / "dev.jsonl")
+    config = EvaluateConfig(checkpoint=location.name)
+    config_of_other_data = replace(config, validation_file=str(held_out))
+
+    for name in ("evaluation", "evaluation-dev"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(ConfigurationError) as error:
+        choose_report_folder(config, location, has_other_data=False)
+    assert str(error.value) == (
+        f"out_dir: by default, the reports would be written to {tmp_path}/run/evaluation, but "
+        f"{tmp_path}/run/evaluation is a symbolic link that leads out of {tmp_path}/run; delete "
+        "the link, or name a folder (out_dir=FOLDER)"
+    )
+    chosen = choose_report_folder(config_of_other_data, location, has_other_data=True)
+    assert chosen.name == f"evaluation-dev-{tmp_path.name}"
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["loss.png"]
+
+    (tmp_path / "run/evaluation").unlink()
+    (tmp_path / "run/evaluation").mkdir()
+    (tmp_path / "run/evaluation/loss.png").symlink_to(tmp_path / "outside/loss.png")
+    with pytest.raises(ConfigurationError, match=r"but .*/run/evaluation/loss.png is a symbolic"):
+        choose_report_folder(config, location, has_other_data=False)
+    named = replace(config, out_dir=f"{tmp_path}/run/evaluation")
+    assert choose_report_folder(named, location, has_other_data=False) == Path(named.out_dir)

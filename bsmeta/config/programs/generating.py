@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.programs.precision import PRECISIONS
+from bsmeta.config.schema import MAX_SEED
 from bsmeta.core.keys import key
 
 
@@ -42,7 +43,7 @@ class GenerateConfig:
     """temperature of sampling (0: always the most likely token)"""
     top_p: float = key(0.95, above=0, at_most=1)
     """probability of the smallest set of tokens to draw from"""
-    seed: int = key(42, at_least=0)
+    seed: int = key(42, at_least=0, at_most=MAX_SEED)
     """seed of the first sample; each further sample uses the next number"""
     num_samples: int = key(1, at_least=1)
     """number of texts to generate under the same metadata"""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator
 from typing import BinaryIO, cast
 
+from bsmeta.core.files import refuse_special_file
 from bsmeta.core.progress import report_each
 from bsmeta.data.io.compression import AccessPoint, read_content
 from bsmeta.data.io.file_ref import FileRef
@@ -19,9 +20,11 @@ def open_file(path: str | FileRef, num_kept_blocks: int = 1) -> BinaryIO:
             memory.
 
     Raises:
+        DataError: If it is a pipe, a socket or a device.
         OSError: If a local file cannot be opened; reading a remote one raises `DataError`.
     """
     if not isinstance(path, FileRef):
+        refuse_special_file(path)
         return open(path, "rb")
 
     from bsmeta.data.io.remote_file import RemoteFile

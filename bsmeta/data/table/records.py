@@ -187,7 +187,7 @@ def _read_json_rows(
 
 
 def _read_parquet_rows(path: Path, required: Sequence[str]) -> Iterator[tuple[Row, Record]]:
-    """Yields the rows of a Parquet file with their records."""
+    """Yields the rows of a Parquet file with their records; the record of a bad row is empty."""
     open_bytes(path)[1].close()  # raises an error if the file cannot be read
     # Imported here because pyarrow loads slowly, and most tables do not need it.
     from bsmeta.data.io.parquet import ParquetReader
@@ -197,7 +197,13 @@ def _read_parquet_rows(path: Path, required: Sequence[str]) -> Iterator[tuple[Ro
         while lines := reader.read(number, PARQUET_BATCH_ROWS):
             for line in lines:
                 number += 1
-                yield Row(number, number, []), decode_values(bytes(line), required)
+                record: Record = {}
+                problem = None
+                try:
+                    record = decode_values(bytes(line), required)
+                except msgspec.MsgspecError as error:
+                    problem = str(error)
+                yield Row(number, number, [], problem), record
 
         if reader.damage:
             raise DataError(f"{path} cannot be read after row {number:,}: {reader.damage}")

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 from isal import igzip, isal_zlib
 
 from bsmeta.core.errors import ConfigurationError, DataError, suggest_nearest
+from bsmeta.core.files import refuse_special_file
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.compression import GZIP_MAGIC
 from bsmeta.data.io.file_start import find_format_name, is_markup, is_sqlite_start
@@ -57,10 +58,7 @@ def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a CSV file")
-    if path.exists() and not path.is_file():
-        raise DataError(
-            f"{path} is a pipe or a device, and is read more than once; write it to a file first"
-        )
+    refuse_special_file(path)
     try:
         file = open(path, "rb")  # noqa: SIM115  # closed by the caller
     except OSError as error:

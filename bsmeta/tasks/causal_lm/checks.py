@@ -339,9 +339,11 @@ def _find_local_positions_problems(config: CausalLMConfig) -> Iterator[Problem]:
     key = "model_config_file" if config.model_config_file is not None else "model_name"
     name = getattr(config, key)
     file = os.path.join(name, "config.json") if os.path.isdir(name) else name
+    if not os.path.isfile(file):  # on the Hub, or refused when it is loaded
+        return
     try:
         model_config = parse_json(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # on the Hub, or refused when it is loaded
+    except (OSError, ValueError):  # refused when it is loaded
         return
     if isinstance(model_config, dict):
         yield from find_positions_problems(

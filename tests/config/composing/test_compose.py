@@ -134,6 +134,8 @@ def test_a_program_whose_output_is_closed_ends_quietly() -> None:
     )
     assert table[0] == 141
     assert run_with_closed_output(str(TRAIN), "--help", "all") == (141, "")
+    assert run_with_closed_output("-m", "bsmeta", "--help") == (141, "")
+    assert run_with_closed_output("experiments/benchmarks/scaling.py") == (141, "")
 
 
 def test_a_broken_pipe_that_is_not_the_output_is_an_error() -> None:

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -291,3 +293,21 @@ def test_objects_with_long_keys_are_cells_of_json(tmp_path: Path) -> None:
     writer.finish()
     with (tmp_path / "out.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [["a.b.c", long_key], ["1", '{"d":2}']]
+
+
+@pytest.mark.parametrize("column_type", ["binary", "string"])
+def test_a_text_of_a_parquet_table_that_is_not_utf8_is_a_bad_row(
+    tmp_path: Path, column_type: str
+) -> None:
+    texts = pa.array([b"ok", b"caf\xe9", b"also ok"], pa.binary())
+    if column_type == "string":  # some writers do not check what they declare to be UTF-8
+        texts = texts.view(pa.string())
+    notes = pa.array([b"\xff", None, b"a note"], pa.binary())
+    pq.write_table(pa.table({"text": texts, "note": notes}), tmp_path / "x.parquet")
+
+    assert read(tmp_path / "x.parquet", "skip") == [
+        {"text": "ok", "note": "\ufffd"},
+        {"text": "also ok", "note": "a note"},
+    ]
+    with pytest.raises(DataError, match=r"row 2 \(line 2\): a text that is not in UTF-8"):
+        read(tmp_path / "x.parquet")

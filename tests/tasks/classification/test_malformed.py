@@ -178,7 +178,9 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "table.csv")
-    assert "is a pipe or a device, and is read more than once" in refused(tmp_path / "table.csv")
+    assert "table.csv is a pipe, a socket or a device; expected a file" in refused(
+        tmp_path / "table.csv"
+    )
 
 
 def test_a_missing_file_is_refused_with_a_similar_name(tmp_path: Path) -> None:

@@ -291,7 +291,8 @@ def test_a_second_run_is_refused_and_a_replaced_one_uploads_nothing_more(
     with pytest.raises(ConfigurationError, match="held by process"):  # it is still alive here
         open_folder(server, tmp_path / "c", resume=True)
 
-    monkeypatch.setattr("bsmeta.training.run_folder.bucket_store.socket.gethostname", lambda: "other")
+    hostname = "bsmeta.training.run_folder.bucket_store.socket.gethostname"
+    monkeypatch.setattr(hostname, lambda: "other")
     second = open_folder(server, tmp_path / "d", resume=True)
     with pytest.raises(TrainingError, match="another process has resumed or replaced this run"):
         first.store.publish(save(first.path, 1), ALONE)

@@ -48,6 +48,7 @@ def test_missing_fields_of_a_line_have_default_values(tmp_path: Path) -> None:
     [
         ({"seed": "two"}, "seed='two': Expected `int`, got `str`"),
         ({"sed": 2}, "Object contains unknown field `sed`; expected any of id, metadata, prompt"),
+        ({"seed": 2**32}, "seed=4294967296: expected 0 to 4294967295"),
         ({"temperature": -1.0}, "temperature=-1.0: expected 0 or more"),
     ],
 )
