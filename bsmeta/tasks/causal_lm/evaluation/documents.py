@@ -256,9 +256,12 @@ class HeldOutDocuments:
         reason = explain_no_document(self.path)
         if reason is not None:
             raise DataError(f"data_config.validation_file: {self.path} {reason}")
+        expected = "at least one JSON object a line with a non-empty `text`"
+        if self.left_out[IN_TRAINING_SHARDS]:
+            expected += " that is in no training shard of the run"
         raise DataError(
             f"{self.path}: no document to evaluate (left out: {dict(self.left_out)}); "
-            "expected at least one JSON object a line with a non-empty `text`"
+            f"expected {expected}"
         )
 
 

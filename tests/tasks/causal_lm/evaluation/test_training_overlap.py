@@ -193,7 +193,10 @@ def test_a_file_of_training_documents_alone_cannot_be_evaluated(
     other = write_shard(tmp_path / "other.jsonl.gz", documents()[1:3])
     arguments = (f"checkpoint={run_folder}", f"validation_file={other}")
     assert call(monkeypatch, *arguments, *SHORT, "on_training_overlap=drop") == 2
-    message = "no document to evaluate (left out: {'in_training_shards': 2})"
+    message = (
+        "no document to evaluate (left out: {'in_training_shards': 2}); expected at least one JSON "
+        "object a line with a non-empty `text` that is in no training shard of the run"
+    )
     assert message in capsys.readouterr().err
 
 
