@@ -140,16 +140,19 @@ def list_model_damage(model: Path) -> list[str] | None:
     except CheckpointError as error:
         return [str(error)]
 
-    listed = {
+    model_entries = {
         file.removeprefix(prefix): entry
         for file, entry in entries.items()
         if file.startswith(prefix) and file.removeprefix(prefix) not in UNCHECKED_FILES
     }
-    faults = [find_fault(model / file, entry) for file, entry in listed.items()]
-    return [*_list_added_files(model, listed), *(fault for fault in faults if fault is not None)]
+    faults = [find_fault(model / file, entry) for file, entry in model_entries.items()]
+    return [
+        *_list_added_files(model, model_entries),
+        *(fault for fault in faults if fault is not None),
+    ]
 
 
-def _list_added_files(model: Path, listed: Container[str]) -> list[str]:
+def _list_added_files(model: Path, manifest_names: Container[str]) -> list[str]:
     """Lists the files of a model folder that loading may read although its manifest lacks them.
 
     transformers loads an `adapter_config.json` on top of the weights, and takes special tokens from
@@ -157,7 +160,7 @@ def _list_added_files(model: Path, listed: Container[str]) -> list[str]:
     not loaded.
 
     Args:
-        listed: The names in the manifest, relative to the folder.
+        manifest_names: The names in the manifest, relative to the folder.
     """
     return [
         f"{path}: is not listed in {MANIFEST}, but would be loaded with the model; remove it if "
@@ -166,7 +169,7 @@ def _list_added_files(model: Path, listed: Container[str]) -> list[str]:
         if path.suffix in LOADED_SUFFIXES
         and not path.name.startswith(".")
         and path.name != MANIFEST
-        and path.name not in listed
+        and path.name not in manifest_names
     ]
 
 

@@ -81,7 +81,7 @@ def test_a_measurement_contains_the_records_of_its_run(
     other_study = replace(study, measure=replace(study.measure, validation_file=str(other)))
     with pytest.raises(DataError) as error:
         measure_run(other_study, list_runs(study)[0], torch.device("cpu"))
-    assert "documents in training shards of the run" in str(error.value)
+    assert "1 of 1 documents are in training shards of the run" in str(error.value)
     assert "line 1 has the text of" in str(error.value)
 
 

@@ -1,1 +1,1 @@
-"""From files and a command line to one configuration: what Hydra reads, and what it may not."""
+"""Composes files and a command line into one configuration, with Hydra."""

@@ -52,7 +52,7 @@ class ShardFingerprints:
     ) -> ShardFingerprints:
         """Loads the fingerprints of a shard from the cache, or reads the shard and caches them.
 
-        Those of a damaged shard are not cached, because it may have been a fault of the disk.
+        A damaged shard is not cached, because the fault of the disk may pass.
 
         Args:
             columns: The configured paths of text and metadata in a line; {}: the default columns.
@@ -79,16 +79,16 @@ class ShardFingerprints:
         return computed
 
     def find_first_lines(
-        self, wanted: np.ndarray, held_out: HeldOutFingerprints | None
+        self, fingerprints: np.ndarray, held_out: HeldOutFingerprints | None
     ) -> dict[int, int]:
         """Returns the line of the first document with each of some fingerprints, by fingerprint.
 
         Args:
-            wanted: uint64 [k], the fingerprints to find.
+            fingerprints: uint64 [k], the fingerprints to find.
             held_out: Documents of the shard that do not count; None if all of them count.
         """
         first_lines: dict[int, int] = {}
-        for index in np.flatnonzero(np.isin(self.values, wanted)).tolist():
+        for index in np.flatnonzero(np.isin(self.values, fingerprints)).tolist():
             value = int(self.values[index])
             line = int(self.lines[index])
             if value in first_lines:

@@ -1,1 +1,1 @@
-"""The engines: plain torch, FSDP2 and DeepSpeed, behind one interface and one layout on disk."""
+"""The engines: plain torch, FSDP2 and DeepSpeed, with one interface and one layout of files."""

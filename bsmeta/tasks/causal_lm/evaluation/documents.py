@@ -245,10 +245,11 @@ class HeldOutDocuments:
         assert self._training_overlap is not None
         num_refused = self.left_out[IN_TRAINING_SHARDS]
         raise DataError(
-            f"validation_file={self.path}: documents in training shards of the run of checkpoint="
-            f"{self._training_overlap.checkpoint}: {num_refused:,} of "
-            f"{num_refused + len(self):,}; the first: {self._first_overlap}; expected only "
-            "others (for bsmeta/evaluate.py: on_training_overlap=drop leaves these out)"
+            f"validation_file={self.path}: {num_refused:,} of {num_refused + len(self):,} "
+            "documents are in training shards of the run of checkpoint="
+            f"{self._training_overlap.checkpoint}; the first: {self._first_overlap}; expected "
+            "documents that the run was not trained on (for bsmeta/evaluate.py: "
+            "on_training_overlap=drop leaves these out)"
         )
 
     def _refuse_empty(self) -> None:

@@ -191,9 +191,9 @@ def find_training_overlap(
     if data.columns == run_data.columns and _is_kept_out(data, run_data, saved):
         return None
 
-    listed = saved.get("shards", {})
-    shards = list_training_shards(run_data, listed)
-    _refuse_training_shard(path, location, run_data, listed, shards.local)
+    saved_shards = saved.get("shards", {})
+    shards = list_training_shards(run_data, saved_shards)
+    _refuse_training_shard(path, location, run_data, saved_shards, shards.local)
 
     overlap = TrainingOverlap(location.name)
     for name, reason in shards.absent.items():
@@ -201,9 +201,9 @@ def find_training_overlap(
     selected = _select_within_limit(shards.local, int(limit_gb * 1e9), overlap)
     if selected:
         cache = Cache(data.cache_dir)
-        wanted = ShardFingerprints.load(path, cache, data.columns).values
+        evaluated = ShardFingerprints.load(path, cache, data.columns).values
         held_out = _read_own_held_out(run_data, saved)
-        _compare_with_shards(np.unique(wanted), selected, held_out, cache, overlap)
+        _compare_with_shards(np.unique(evaluated), selected, held_out, cache, overlap)
     return overlap
 
 
@@ -263,16 +263,16 @@ def _read_own_held_out(
 
 
 def _compare_with_shards(
-    wanted: np.ndarray,
+    evaluated: np.ndarray,
     shards: Sequence[LocalShard],
     held_out: HeldOutFingerprints | None,
     cache: Cache,
     overlap: TrainingOverlap,
 ) -> None:
-    """Adds the positions of the training documents with the wanted fingerprints to `overlap`.
+    """Adds the positions of the training documents with the same fingerprints to `overlap`.
 
     Args:
-        wanted: uint64 [n], the fingerprints of the evaluated documents.
+        evaluated: uint64 [n], the fingerprints of the evaluated documents.
         held_out: Documents that the run kept out of training; None if there are none.
     """
     num_bytes_done = 0
@@ -286,7 +286,7 @@ def _compare_with_shards(
 
             overlap.add_shard(local.shard, fingerprints)
             path = str(local.shard.path)
-            for value, number in fingerprints.find_first_lines(wanted, held_out).items():
+            for value, number in fingerprints.find_first_lines(evaluated, held_out).items():
                 overlap.positions.setdefault(value, Position(path, number))
 
 
@@ -312,7 +312,7 @@ def _refuse_training_shard(
     path: str | FileRef,
     location: Location,
     run_data: DataConfig,
-    listed: Mapping[str, Any],
+    saved_shards: Mapping[str, Any],
     local: Sequence[LocalShard],
 ) -> None:
     """Refuses a held-out file that is one of the run's training shards.
@@ -321,7 +321,7 @@ def _refuse_training_shard(
     buckets by their ETag.
 
     Args:
-        listed: The fingerprints of the training shards by name, as in a checkpoint.
+        saved_shards: The fingerprints of the training shards by name, as in a checkpoint.
         local: The training shards on this machine.
 
     Raises:
@@ -330,10 +330,10 @@ def _refuse_training_shard(
     held_out = Shard(os.path.basename(str(path)), path, measure_file(path))
     content = _identify_content(held_out)
     matching_names: list[str] = []
-    for name, listed_content in listed.items():
+    for name, saved_content in saved_shards.items():
         has_same_name = os.path.basename(name) == held_out.name
         # A shard of the Hub is identified by its size alone: then the names must agree, too.
-        if listed_content == content and (has_same_name or isinstance(listed_content, dict)):
+        if saved_content == content and (has_same_name or isinstance(saved_content, dict)):
             matching_names.append(name)
     for shard in (entry.shard for entry in local):
         if shard.size == held_out.size and _identify_content(shard) == content:

@@ -24,6 +24,7 @@ from bsmeta.data.io.shards import (
     list_shards,
 )
 from bsmeta.tasks.checkpoints import Location
+from bsmeta.training.checkpoints.checkpoint import list_checkpoints
 
 REMOTE = "remote"
 MISSING = "missing"
@@ -64,10 +65,14 @@ class TrainingShards:
 
 
 def read_saved_fingerprint(location: Location) -> dict[str, Any]:
-    """Returns the fingerprint of the data in a checkpoint of the run; {} if there is none."""
+    """Returns the fingerprint of the data in the model's checkpoint, or else the newest of its run.
+
+    Returns {} if there is none.
+    """
     folders = [Path(location.model).parent, Path(location.name)]
     if location.run_folder is not None:
-        folders += sorted(location.run_folder.glob("checkpoint-*step"))
+        newest_first = reversed(list_checkpoints(location.run_folder))
+        folders += [checkpoint.folder for checkpoint in newest_first]
     for folder in folders:
         try:
             state = parse_json((folder / "data_state.json").read_text(encoding="utf-8"))
@@ -78,22 +83,22 @@ def read_saved_fingerprint(location: Location) -> dict[str, Any]:
     return {}
 
 
-def list_training_shards(data: DataConfig, listed: Mapping[str, Any]) -> TrainingShards:
+def list_training_shards(data: DataConfig, saved_shards: Mapping[str, Any]) -> TrainingShards:
     """Lists the training shards of a run.
 
     Args:
         data: The data configuration of the run.
-        listed: The fingerprints of its shards by name, as in a checkpoint; {} if unknown.
+        saved_shards: The fingerprints of its shards by name, as in a checkpoint; {} if unknown.
     """
     local: list[LocalShard] = []
     absent: dict[str, str] = {}
     for source in build_source_configs(data).values():
         entries = _list_local_entries(source, absent)
         shards = _list_local_shards(source, entries, absent)
-        if listed:
+        if saved_shards:
             shards = _add_hashes(shards, Cache(source.cache_dir))
         local += [LocalShard(shard, source.columns) for shard in shards]
-    return _match_shards(local, listed) if listed else TrainingShards(local, absent)
+    return _match_shards(local, saved_shards) if saved_shards else TrainingShards(local, absent)
 
 
 def _list_local_entries(source: DataConfig, absent: dict[str, str]) -> list[str]:
@@ -157,23 +162,25 @@ def _add_hash_if_readable(shard: Shard) -> list[Shard]:
         return []
 
 
-def _match_shards(candidates: Sequence[LocalShard], listed: Mapping[str, Any]) -> TrainingShards:
+def _match_shards(
+    candidates: Sequence[LocalShard], saved_shards: Mapping[str, Any]
+) -> TrainingShards:
     """Selects the local files that a checkpoint lists, by their content.
 
     Args:
         candidates: Local files, with the hashes of their samples.
-        listed: The fingerprints of the run's shards by name.
+        saved_shards: The fingerprints of the run's shards by name.
     """
     contents: dict[str, str] = {}
     absent: dict[str, str] = {}
-    for name, entry in listed.items():
+    for name, entry in saved_shards.items():
         if isinstance(entry, dict) and "sampled_xxh3" in entry:
             contents[name] = _format_content(entry.get("bytes"), entry["sampled_xxh3"])
         elif "://" not in name:  # otherwise it is the revision of a data set
             absent[name] = REMOTE
 
-    listed_contents = set(contents.values())
-    local = [candidate for candidate in candidates if candidate.content in listed_contents]
+    saved_contents = set(contents.values())
+    local = [candidate for candidate in candidates if candidate.content in saved_contents]
     local_contents = {candidate.content for candidate in local}
     absent |= {name: CHANGED for name, content in contents.items() if content not in local_contents}
     return TrainingShards(local, absent)

@@ -132,9 +132,10 @@ def test_a_document_of_a_training_shard_is_refused_by_its_text(
     other = write_shard(tmp_path / "other.jsonl.gz", [lines[2], lines[8], lines[7], lines[10]])
     assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={other}", *SHORT) == 2
     assert (
-        f"validation_file={other}: documents in training shards of the run of checkpoint="
-        f"{run_folder}: 2 of 4; the first: line 2 has the text of {second}, line 5; expected "
-        "only others (for bsmeta/evaluate.py: on_training_overlap=drop leaves these out)"
+        f"validation_file={other}: 2 of 4 documents are in training shards of the run of "
+        f"checkpoint={run_folder}; the first: line 2 has the text of {second}, line 5; expected "
+        "documents that the run was not trained on (for bsmeta/evaluate.py: "
+        "on_training_overlap=drop leaves these out)"
     ) in capsys.readouterr().err
     assert not (run_folder / "evaluation-other").exists()
 

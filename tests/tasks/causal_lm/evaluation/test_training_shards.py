@@ -104,6 +104,21 @@ def test_a_state_without_a_list_of_shards_is_ignored(tmp_path: Path, state: str)
     assert read_saved_fingerprint(location) == {"shards": {}, "held_out": "1"}
 
 
+def test_the_newest_checkpoint_describes_the_data_of_a_run(tmp_path: Path) -> None:
+    """A run may continue with other data (`on_changed_data=warn`)."""
+    for step in (8, 9, 10):
+        folder = tmp_path / f"checkpoint-{step}step"
+        folder.mkdir()
+        saved = {"fingerprint": {"shards": {}, "held_out": str(step)}}
+        (folder / "data_state.json").write_text(json.dumps(saved))
+    run = Location(str(tmp_path), str(tmp_path / "model"), None, tmp_path)
+    assert read_saved_fingerprint(run)["held_out"] == "10"
+
+    model = str(tmp_path / "checkpoint-8step" / "model")
+    checkpoint = Location(str(tmp_path / "checkpoint-8step"), model, None, tmp_path)
+    assert read_saved_fingerprint(checkpoint)["held_out"] == "8"
+
+
 def test_files_that_no_run_would_accept_are_named(folder: Path) -> None:
     (folder / "link.jsonl.gz").symlink_to(folder / "gone")
     shards = list_training_shards(configure(folder, train_file="*.jsonl.gz"), {})
