@@ -25,8 +25,9 @@ KEYS = {
         "top_p", "num_samples", "compare", "interactive", "input", "output",
     ),
     "attribute": (
-        *_SHARED_KEYS, "type", "candidates", "prior", "windows", "validation_file", "max_documents",
-        "bootstrap_resamples", "out_dir",
+        *_SHARED_KEYS, "type", "candidates", "prior", "windows", "validation_file",
+        "on_training_overlap", "overlap_check_gb", "max_documents", "bootstrap_resamples",
+        "out_dir",
     ),
 }  # fmt: skip
 """The keys that have an effect in each mode."""

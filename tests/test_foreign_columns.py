@@ -327,7 +327,9 @@ def test_held_out_documents_are_read_as_in_training(
             metadata_config=MetadataConfig(metadata_list=types),
         )
         try:
-            documents = HeldOutDocuments(config, max_documents=None, deduplicate=True)
+            documents = HeldOutDocuments(
+                config, max_documents=None, deduplicate=True, training_overlap=None
+            )
         except DataError as error:
             assert form == "parquet", "its only document is left out"
             left_out.update(re.findall(r"left out: \{'(\w+)'", str(error)))

@@ -159,7 +159,9 @@ def test_generation_takes_a_global_value_and_announces_the_local_type() -> None:
 
 def test_evaluation_compares_both_types(tmp_path: Path) -> None:
     held_out = data_config(tmp_path, validation_file=str(tmp_path / "a.jsonl.gz"))
-    documents = HeldOutDocuments(held_out, max_documents=None, deduplicate=False)
+    documents = HeldOutDocuments(
+        held_out, max_documents=None, deduplicate=False, training_overlap=None
+    )
     assert documents.list_types() == ["language", "passage"]
     assert documents.carried == {"language": 1, "passage": 1}
     prompts = StyledRenderer("prompt", held_out.metadata_config)

@@ -40,6 +40,7 @@ from bsmeta.core.files import write_json, write_text
 from bsmeta.data import derive_seed
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.slices import list_document_facts
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import TrainingOverlap
 
 CLOZE = "bsmeta_cloze"
 WORD = "bsmeta_word"
@@ -87,18 +88,27 @@ class Page:
     line: str
 
 
-def write_tasks(config: DataConfig, folder: Path, names: Sequence[str], shots: int = 0) -> None:
+def write_tasks(
+    config: DataConfig,
+    folder: Path,
+    names: Sequence[str],
+    shots: int = 0,
+    *,
+    training_overlap: TrainingOverlap | None,
+) -> None:
     """Writes tasks and their questions, made from `validation_file`, to a folder.
 
     Args:
         config: The data of a run, with `validation_file`.
         names: Keys of `QUESTIONS`.
         shots: Maximum number of examples before a question.
+        training_overlap: As for `HeldOutDocuments`.
 
     Raises:
-        DataError: If too few pages are long enough, or have the title or host that a task needs.
+        DataError: If too few pages are long enough, or have the title or host that a task needs; or
+            if a page is in a training shard.
     """
-    pages, source = read_pages(config)
+    pages, source = read_pages(config, training_overlap)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         questions = list(_drop_repeats(QUESTIONS[name](pages)))
@@ -137,14 +147,19 @@ def _make_harness_settings(name: str, questions: Path) -> dict[str, Any]:
     }
 
 
-def read_pages(config: DataConfig) -> tuple[list[Page], str]:
+def read_pages(
+    config: DataConfig, training_overlap: TrainingOverlap | None
+) -> tuple[list[Page], str]:
     """Reads the pages of `validation_file` without duplicates; also returns the path of the file.
 
     The pages do not depend on the metadata of the run, so that all arms answer the same questions.
     """
     metadata = MetadataConfig(metadata_list=["title"])
     documents = HeldOutDocuments(
-        replace(config, metadata_config=metadata), max_documents=None, deduplicate=True
+        replace(config, metadata_config=metadata),
+        max_documents=None,
+        deduplicate=True,
+        training_overlap=training_overlap,
     )
     hosts = list_document_facts(documents, metadata)["site"]
     pages = []

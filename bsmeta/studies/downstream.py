@@ -48,7 +48,8 @@ from bsmeta.studies.task_scores import (
     locate_scores,
     save_scores,
 )
-from bsmeta.tasks.causal_lm.checkpoints import resolve_config
+from bsmeta.tasks.causal_lm.checkpoints import read_run_config, resolve_config
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import find_training_overlap
 from bsmeta.tasks.checkpoints import locate_model
 
 ACCURACY_METRIC = "acc"
@@ -332,6 +333,9 @@ def generate_tasks(
 
     Yields:
         The folder; None if no such task is configured.
+
+    Raises:
+        DataError: If the run was trained on a page, or too few pages suit a task.
     """
     names = [name for name in settings.tasks if name in QUESTIONS]
     if not names:
@@ -339,9 +343,20 @@ def generate_tasks(
         return
 
     evaluation = EvaluateConfig(checkpoint=str(checkpoint), validation_file=validation_file)
-    config = resolve_config(evaluation, locate_model(str(checkpoint)))
+    location = locate_model(str(checkpoint))
+    data = resolve_config(evaluation, location).data_config
+    overlap = find_training_overlap(
+        data,
+        location,
+        read_run_config(location, None, {}),
+        limit_gb=evaluation.overlap_check_gb,
+    )
+    if overlap is not None:
+        print(f"{', '.join(names)}: {overlap.describe()}", flush=True)
+
+    shots = max(settings.shots, default=0)
     with tempfile.TemporaryDirectory(prefix="bsmeta-tasks-") as folder:
-        write_tasks(config.data_config, Path(folder), names, max(settings.shots, default=0))
+        write_tasks(data, Path(folder), names, shots, training_overlap=overlap)
         yield Path(folder)
 
 

@@ -75,7 +75,7 @@ class DocumentBeginnings(HeldOutDocuments):
         self,
         config: DataConfig,
         settings: MeasureConfig,
-        training_overlap: TrainingOverlap | None = None,
+        training_overlap: TrainingOverlap | None,
     ) -> None:
         super().__init__(
             config,

@@ -56,7 +56,9 @@ def main() -> None:
         metadata_config=metadata,
         per_device_eval_batch_size=arguments.batch,
     )
-    documents = HeldOutDocuments(config, max_documents=arguments.documents, deduplicate=True)
+    documents = HeldOutDocuments(
+        config, max_documents=arguments.documents, deduplicate=True, training_overlap=None
+    )
     batched_s(model, tokenizer, config, documents, arguments.types[:1])  # the first call is slow
     batched = batched_s(model, tokenizer, config, documents, arguments.types)
     plain = plain_s(model, tokenizer, config, documents, arguments.types)

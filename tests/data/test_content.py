@@ -96,7 +96,9 @@ def test_an_evaluation_reads_only_the_content(folders: tuple[Path, Path]) -> Non
     for folder, content in zip(folders, ("resiliparse", "all"), strict=True):
         file = str(folder / "part-0.jsonl.gz")
         config = small_config(folder, content=content, validation_file=file)
-        documents = HeldOutDocuments(config, max_documents=None, deduplicate=False)
+        documents = HeldOutDocuments(
+            config, max_documents=None, deduplicate=False, training_overlap=None
+        )
         texts.append([documents[index].text for index in range(len(documents))])
     assert texts[0] == texts[1]
     assert len(texts[0]) == 40

@@ -234,7 +234,7 @@ def test_an_evaluation_reads_the_same_documents_in_every_format(
     def held_out(name: str) -> HeldOutDocuments:
         path = folders[name] / f"part-3{FORMATS[name][0]}"
         config = small_config(folders[name], validation_file=str(path))
-        return HeldOutDocuments(config, max_documents=50, deduplicate=True)
+        return HeldOutDocuments(config, max_documents=50, deduplicate=True, training_overlap=None)
 
     held_out_documents, expected = held_out(name), held_out("gz")
     assert [document.text for document in held_out_documents] == [

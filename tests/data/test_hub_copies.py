@@ -235,8 +235,17 @@ def test_a_bad_copy_of_a_held_out_file_is_refused_and_replaced(hub: Hub, tmp_pat
         dataset_name="owner/name", validation_file="test.jsonl", cache_dir=str(tmp_path)
     )
     with pytest.raises(DataError, match="did not have the listed hash"):
-        HeldOutDocuments(held_out_config, max_documents=None, deduplicate=False)
-    assert len(HeldOutDocuments(held_out_config, max_documents=None, deduplicate=False)) == 300
+        HeldOutDocuments(
+            held_out_config, max_documents=None, deduplicate=False, training_overlap=None
+        )
+    assert (
+        len(
+            HeldOutDocuments(
+                held_out_config, max_documents=None, deduplicate=False, training_overlap=None
+            )
+        )
+        == 300
+    )
 
 
 def answer_encoded(answer: Answer) -> None:

@@ -30,7 +30,8 @@ SAMPLE = REPOSITORY / "examples/webdocs/c4-en-html_cc-main-2019-18_pq00-000.json
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cloze")
-    write_tasks(DataConfig(validation_file=str(SAMPLE)), folder, [*QUESTIONS], shots=5)
+    data = DataConfig(validation_file=str(SAMPLE))
+    write_tasks(data, folder, [*QUESTIONS], shots=5, training_overlap=None)
     return folder
 
 
@@ -73,7 +74,7 @@ def test_five_examples_and_a_question_fit_in_512_tokens_of_three_characters(
 
 
 def test_the_right_word_comes_next_and_the_others_are_not_on_the_page(tasks: Path) -> None:
-    pages, _ = read_pages(DataConfig(validation_file=str(SAMPLE)))
+    pages, _ = read_pages(DataConfig(validation_file=str(SAMPLE)), None)
     lines = {page.url: page.line for page in pages}
     for question in questions(tasks, WORD):
         line, right = lines[question["url"]], question["choices"][question["answer"]]
@@ -118,7 +119,7 @@ def test_the_right_title_is_hidden_and_the_others_are_of_the_same_host() -> None
 def test_the_tasks_are_deterministic_and_equal_for_all_arms(tasks: Path, tmp_path: Path) -> None:
     metadata = MetadataConfig(metadata_list=["url", "timestamp"])
     config = DataConfig(validation_file=str(SAMPLE), metadata_config=metadata)
-    write_tasks(config, tmp_path, [*QUESTIONS])
+    write_tasks(config, tmp_path, [*QUESTIONS], training_overlap=None)
     for name in QUESTIONS:
         assert questions(tmp_path, name) == questions(tasks, name)
         settings = json.loads((tmp_path / f"{name}.yaml").read_text())
@@ -138,5 +139,6 @@ def test_too_few_pages_are_refused(name: str, needs: str, tmp_path: Path) -> Non
     shard = tmp_path / "test.jsonl"
     shard.write_text(json.dumps({"text": "a few words " * 60}) + "\n")
     message = f"0 questions of {name} from 1 pages; expected 6 or more \\({needs}; with 4 different"
+    data = DataConfig(validation_file=str(shard))
     with pytest.raises(DataError, match=message):
-        write_tasks(DataConfig(validation_file=str(shard)), tmp_path / "task", [name], shots=5)
+        write_tasks(data, tmp_path / "task", [name], shots=5, training_overlap=None)

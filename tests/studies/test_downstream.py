@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 import sys
 from importlib.metadata import version
@@ -16,13 +18,14 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.composing.compose import compose_command_line
 from bsmeta.config.data import DataConfig
 from bsmeta.config.saved_runs import format_yaml
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.studies import downstream
 from bsmeta.studies.cloze import CLOZE, SITE, TITLE, WORD, read_pages, write_tasks
 from bsmeta.studies.config import ArmConfig, DownstreamConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.downstream import (
     explain_missing_harness,
     fill_prompt,
+    generate_tasks,
     make_conditioned_model,
     make_downstream_tables,
     make_model_table,
@@ -36,6 +39,7 @@ from bsmeta.studies.task_scores import Score, find_scores
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.studies.bigram import followers, make_pages, write_model, write_pages
 from tests.studies.test_cloze import SAMPLE, questions
+from tests.tasks.causal_lm.evaluation.conftest import train_on, write_shard
 
 needs_harness = pytest.mark.skipif(
     explain_missing_harness() is not None, reason=str(explain_missing_harness())
@@ -117,10 +121,36 @@ def test_the_table_of_a_study_pairs_seeds_and_questions() -> None:
     assert rows[0][5:] == ["–", "–"]
 
 
+def test_no_question_is_about_a_training_document(
+    demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder = tmp_path / "run"
+    shutil.copytree(demo_model, run_folder / "model")
+    (run_folder / "model" / "metadata.yaml").unlink()  # the configuration below is another run's
+    (run_folder / "metrics.jsonl").write_text("")
+    pages = [json.loads(line) for line in gzip.decompress(SAMPLE.read_bytes()).splitlines()]
+    data = DataConfig(validation_file=str(tmp_path / "own.jsonl.gz"))
+    train_on(run_folder, data, write_shard(tmp_path / "other.jsonl.gz", [{"text": "another page"}]))
+    settings = DownstreamConfig(tasks=[WORD], shots=[0])
+    with generate_tasks(settings, run_folder, str(SAMPLE)) as folder:
+        assert folder is not None
+        assert len(questions(folder, WORD)) > 50
+    assert capsys.readouterr().out == f"{WORD}: Compared with 1 of 1 training shards.\n"
+
+    shutil.rmtree(run_folder / "checkpoint-8step")
+    train_on(run_folder, data, write_shard(tmp_path / "shard.jsonl.gz", pages[5:7]))
+    with (
+        pytest.raises(DataError, match="2 of .* documents are in training shards of the run"),
+        generate_tasks(settings, run_folder, str(SAMPLE)),
+    ):
+        pass
+
+
 @pytest.mark.slow
 @needs_harness
 def test_the_harness_answers_with_and_without_a_prompt(demo_model: Path, tmp_path: Path) -> None:
-    write_tasks(DataConfig(validation_file=str(SAMPLE)), tmp_path / "tasks", [CLOZE])
+    data = DataConfig(validation_file=str(SAMPLE))
+    write_tasks(data, tmp_path / "tasks", [CLOZE], training_overlap=None)
     settings = DownstreamConfig(
         tasks=[CLOZE], shots=[0, 2], prompts={CLOZE: "url: {url} ||| "}, limit=12,
     )  # fmt: skip
@@ -150,7 +180,7 @@ def test_reading_a_context_once_gives_the_scores_of_the_harness(demo_model: Path
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    (page, *_), _ = read_pages(DataConfig(validation_file=str(SAMPLE)))
+    (page, *_), _ = read_pages(DataConfig(validation_file=str(SAMPLE)), None)
     choices = [" a", " of the class", " a template that is defined in this header", " and 0x7f"]
     requests = [
         Instance("loglikelihood", {}, (context, choice), number)
@@ -173,9 +203,8 @@ def test_only_a_model_that_knows_the_answers_scores_above_chance(
     pages = make_pages()
     write_pages(pages, tmp_path / "test.jsonl")
     names = [WORD, TITLE, SITE]
-    write_tasks(
-        DataConfig(validation_file=str(tmp_path / "test.jsonl")), tmp_path / "tasks", names, 5
-    )
+    data = DataConfig(validation_file=str(tmp_path / "test.jsonl"))
+    write_tasks(data, tmp_path / "tasks", names, 5, training_overlap=None)
     write_model(tmp_path / "model", followers(pages), probability)
     settings = DownstreamConfig(tasks=names, shots=[0, 5])
     scores = score_model(tmp_path / "model", settings, "cpu", tmp_path / "tasks")
@@ -271,7 +300,8 @@ def test_a_prompt_has_five_other_pages_with_their_answers(
 
     monkeypatch.setattr(downstream, "score_choices", recorded)
     names = [WORD, TITLE, SITE]
-    write_tasks(DataConfig(validation_file=str(SAMPLE)), tmp_path / "tasks", names, 5)
+    data = DataConfig(validation_file=str(SAMPLE))
+    write_tasks(data, tmp_path / "tasks", names, 5, training_overlap=None)
     settings = DownstreamConfig(tasks=names, shots=[5], limit=8)
     score_model(demo_model, settings, "cpu", tmp_path / "tasks")
     decode = make_conditioned_model(demo_model, "cpu").tokenizer.decode

@@ -69,6 +69,12 @@ class GenerateConfig:
     """attribute: chunks of the text to read"""
     validation_file: str | None = key(None, is_path=True, takes_addresses=True)
     """attribute: held-out shard; null: the training run's"""
+    on_training_overlap: str = key("error", choices=("error", "drop"))
+    """attribute: reaction to a document of another validation_file than the run's whose text or URL
+    is in a training shard of the run; drop: leave it out and count it"""
+    overlap_check_gb: float = key(10.0, at_least=0)
+    """attribute: size limit in GB of the local training shards to compare with such a file (0: none
+    is)"""
     max_documents: int | None = key(None, at_least=1)
     """attribute: number of documents to use, from the first"""
     bootstrap_resamples: int = key(10_000, at_least=1)

@@ -235,7 +235,7 @@ def test_check_only_names_the_held_out_page(tmp_path: Path) -> None:
 
 def open_held_out(path: Path) -> HeldOutDocuments:
     config = DataConfig(validation_file=str(path))
-    return HeldOutDocuments(config, max_documents=None, deduplicate=False)
+    return HeldOutDocuments(config, max_documents=None, deduplicate=False, training_overlap=None)
 
 
 @pytest.mark.parametrize("case", ["empty", "page", "array", "page as gzip", "text"])

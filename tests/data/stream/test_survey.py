@@ -122,7 +122,9 @@ def test_only_one_process_lists_the_hub(hub: Hub, folder: Path, tmp_path: Path) 
     given = stream(second, 1, survey)
     assert len(hub.requests) == before
     found = survey.remote_held_out
-    held_out = HeldOutDocuments(second, max_documents=None, deduplicate=False, remote_file=found)
+    held_out = HeldOutDocuments(
+        second, max_documents=None, deduplicate=False, training_overlap=None, remote_file=found
+    )
     assert len(held_out) == 31
     assert isinstance(held_out.path, FileRef)
     assert held_out.path.settings.cache_folder == str(tmp_path / "cache-1" / "hub")

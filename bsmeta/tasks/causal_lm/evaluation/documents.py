@@ -79,11 +79,14 @@ class HeldOutDocuments:
         config: The file, the metadata to decode, and the handling of bad documents.
         max_documents: Maximum number of documents; None: all.
         deduplicate: Keep only the first of several documents with the same text.
-        remote_file: The file, if it is remote and was already located.
-        training_overlap: The documents in training shards of the run; None: they do not matter.
+        training_overlap: The documents in training shards of the run, from
+            `find_training_overlap`; None if the run kept the file out of training, or if the
+            documents are not scored.
         on_training_overlap: `error` refuses such documents, `drop` leaves them out.
+        remote_file: The file, if it is remote and was already located.
 
     Attributes:
+        training_overlap: As given.
         numbers: Number of each document's line in the file, from 0.
         sizes: Length of each text in characters.
         bytes: Length of each text in UTF-8 bytes.
@@ -104,11 +107,12 @@ class HeldOutDocuments:
         *,
         max_documents: int | None,
         deduplicate: bool,
-        remote_file: FileRef | None = None,
-        training_overlap: TrainingOverlap | None = None,
+        training_overlap: TrainingOverlap | None,
         on_training_overlap: str = "error",
+        remote_file: FileRef | None = None,
     ) -> None:
         self.path = _locate_file(config, remote_file)
+        self.training_overlap = training_overlap
         self.numbers = array("q")
         self.sizes = array("q")
         self.bytes = array("q")
@@ -124,7 +128,6 @@ class HeldOutDocuments:
         self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
         self._offsets = array("q", [0])
         self._seen: set[int] | None = set() if deduplicate else None
-        self._training_overlap = training_overlap
         self._first_overlap = ""  # description of the first document in a training shard
 
         self._select_documents(max_documents)
@@ -200,8 +203,8 @@ class HeldOutDocuments:
             return
 
         overlap = None
-        if self._training_overlap is not None:
-            overlap = self._training_overlap.find(document)
+        if self.training_overlap is not None:
+            overlap = self.training_overlap.find(document)
         if overlap is not None:
             self.left_out[IN_TRAINING_SHARDS] += 1
             position = describe_position(self.path, number)
@@ -242,13 +245,13 @@ class HeldOutDocuments:
 
     def _refuse_training_documents(self) -> None:
         """Raises an error for documents in training shards."""
-        assert self._training_overlap is not None
+        assert self.training_overlap is not None
         num_refused = self.left_out[IN_TRAINING_SHARDS]
         raise DataError(
             f"validation_file={self.path}: {num_refused:,} of {num_refused + len(self):,} "
             "documents are in training shards of the run of checkpoint="
-            f"{self._training_overlap.checkpoint}; the first: {self._first_overlap}; expected "
-            "documents that the run was not trained on (for bsmeta/evaluate.py: "
+            f"{self.training_overlap.checkpoint}; the first: {self._first_overlap}; expected "
+            "documents that the run was not trained on (for evaluate.py and generate.py: "
             "on_training_overlap=drop leaves these out)"
         )
 

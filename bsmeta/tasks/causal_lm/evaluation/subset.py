@@ -47,7 +47,11 @@ class SubsetEvaluation:
         remote_file: FileRef | None = None,
     ) -> None:
         documents = HeldOutDocuments(
-            config, max_documents=max_documents, deduplicate=True, remote_file=remote_file
+            config,
+            max_documents=max_documents,
+            deduplicate=True,
+            training_overlap=None,  # training keeps this file's documents out
+            remote_file=remote_file,
         )
         comparisons = plan_comparisons(["all"], config.metadata_config.metadata_list)
         self._evaluation = PairedEvaluation(

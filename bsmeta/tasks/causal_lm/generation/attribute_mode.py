@@ -25,8 +25,9 @@ from bsmeta.metadata.processors import find_type
 from bsmeta.report.cells import Cell
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Column, Table, create_report_console, print_table
-from bsmeta.tasks.causal_lm.checkpoints import OpenedModel
+from bsmeta.tasks.causal_lm.checkpoints import OpenedModel, read_run_config
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.training_overlap import find_training_overlap
 from bsmeta.tasks.causal_lm.generation.attribution import (
     TOP_COUNTS,
     Attribution,
@@ -83,7 +84,7 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
     assert documents is not None
     with show_progress_bar("scoring", 1) as progress:
         attribution = _attribute_documents(config, documents, candidates, likelihoods, progress)
-    report = _make_report(config, opened.location.model, likelihoods, attribution)
+    report = _make_report(config, opened.location.model, documents, likelihoods, attribution)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
@@ -91,19 +92,40 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
     show_attribution(report, console)
     if likelihoods.lost_bytes:
         console.print(f"left out: {likelihoods.describe_lost_text()}", soft_wrap=True)
+    if documents.training_overlap is not None:
+        console.print(documents.training_overlap.describe(), soft_wrap=True)
     console.print(f"written to {path}", soft_wrap=True)
 
 
 def _open_documents(
     config: GenerateConfig, data: DataConfig, opened: OpenedModel
 ) -> HeldOutDocuments | None:
-    """Opens the held-out documents; None if texts, candidates and prior come from elsewhere."""
+    """Opens the held-out documents; None if texts, candidates and prior come from elsewhere.
+
+    They are compared with the training shards, unless only their labels are used.
+
+    Raises:
+        DataError: If the run was trained on them, unless `on_training_overlap` is `drop`.
+    """
     if config.prompt and config.candidates and config.prior == "uniform":
         return None
     if data.validation_file is not None:
         held_out = resolve_in_dataset(data.validation_file, data)
         announce_data(config, opened.location, "data_config.validation_file", held_out)
-    return HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
+
+    overlap = None
+    if not config.prompt:
+        run_config = read_run_config(opened.location, config.training_config, {})
+        overlap = find_training_overlap(
+            data, opened.location, run_config, limit_gb=config.overlap_check_gb
+        )
+    return HeldOutDocuments(
+        data,
+        max_documents=config.max_documents,
+        deduplicate=True,
+        training_overlap=overlap,
+        on_training_overlap=config.on_training_overlap,
+    )
 
 
 def _check_attributable(config: GenerateConfig, metadata: MetadataConfig) -> None:
@@ -118,9 +140,14 @@ def _check_attributable(config: GenerateConfig, metadata: MetadataConfig) -> Non
 
 
 def _make_report(
-    config: GenerateConfig, model: str, likelihoods: Likelihoods, attribution: Attribution
+    config: GenerateConfig,
+    model: str,
+    documents: HeldOutDocuments,
+    likelihoods: Likelihoods,
+    attribution: Attribution,
 ) -> dict[str, Any]:
     """Returns the content of `attribution-{type}.json`."""
+    overlap = documents.training_overlap
     return {
         "settings": redact_values(asdict(config)),
         "model": model,
@@ -129,6 +156,8 @@ def _make_report(
         "example_prefix": likelihoods.prefixes[0],
         "text_bytes": likelihoods.text_bytes,
         "lost_bytes": likelihoods.lost_bytes,
+        "left_out": dict(documents.left_out),
+        "training_overlap": None if overlap is None else overlap.as_dict(),
         "metrics": compute_metrics(
             attribution, resamples=config.bootstrap_resamples, seed=config.seed
         ),
@@ -226,9 +255,11 @@ def _make_nothing_scored_error(
 def show_attribution(report: dict[str, Any], console: Console) -> None:
     """Prints the accuracies (of the guesses, and of the majority class) and the candidates."""
     metrics = report["metrics"]
+    left_out = ", ".join(f"{count:,} {reason}" for reason, count in report["left_out"].items())
     console.print(
         f"{report['type']} of {metrics['documents']:,} documents, inferred from their text "
         f"({metrics['candidates']:,} candidates, {report['prior']} prior)"
+        + (f"; left out: {left_out}" if left_out else "")
     )
 
     shares = {title: metrics[name] for name, title in ACCURACY_TITLES.items()}

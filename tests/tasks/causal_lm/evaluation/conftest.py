@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from bsmeta.config.entry_point import run_entry_point
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import format_yaml
+from bsmeta.data.io.shards import Shard, add_sample_hashes, fingerprint_shards
+from bsmeta.data.stream.held_out import identify_held_out
 from bsmeta.evaluate import main
 
 TOKENIZER = Path(__file__).resolve().parents[4] / "examples" / "tokenizer"
@@ -122,3 +125,32 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as exit_:
         run_entry_point(main, EvaluateConfig, "evaluate")
     return int(exit_.value.code or 0)
+
+
+def train_on(
+    run_folder: Path,
+    data: DataConfig,
+    *shards: Path,
+    kept_out: Sequence[dict[str, Any]] = (),
+) -> CausalLMConfig:
+    """Makes shards the training data of a run, in its configuration and a checkpoint.
+
+    Args:
+        kept_out: The documents of the run's own held-out file.
+    """
+    write_shard(Path(str(data.validation_file)), kept_out or [document(90, 5)])
+    data = replace(
+        data, train_file=[str(shard) for shard in shards], cache_dir=str(run_folder / "cache")
+    )
+    config = CausalLMConfig(data_config=data, model_config_file="tiny.json")
+    (run_folder / "config.yaml").write_text(format_yaml(config))
+
+    listed = [Shard(shard.name, str(shard), shard.stat().st_size) for shard in shards]
+    fingerprint = {
+        "shards": fingerprint_shards(add_sample_hashes(listed)),
+        "held_out": identify_held_out(data),
+    }
+    (run_folder / "checkpoint-8step").mkdir()
+    state = json.dumps({"fingerprint": fingerprint, "streams": {}})
+    (run_folder / "checkpoint-8step" / "data_state.json").write_text(state)
+    return config

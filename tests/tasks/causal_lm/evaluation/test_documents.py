@@ -29,7 +29,9 @@ def text(value: str) -> str:
 
 
 def read(config: DataConfig, **settings: int | bool) -> HeldOutDocuments:
-    return HeldOutDocuments(config, **{"max_documents": None, "deduplicate": True, **settings})
+    return HeldOutDocuments(
+        config, **{"max_documents": None, "deduplicate": True, "training_overlap": None, **settings}
+    )
 
 
 def test_bad_empty_and_repeated_documents_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_a_document_that_is_too_long_is_skipped(tmp_path: Path) -> None:
 
 def test_repeated_texts_can_be_kept(tmp_path: Path) -> None:
     config = shard(tmp_path / "a.jsonl.gz", text("one"), text("one"))
-    assert len(read(config, deduplicate=False)) == 2
+    assert len(read(config, deduplicate=False, training_overlap=None)) == 2
 
 
 def test_the_maximum_counts_only_kept_documents(tmp_path: Path) -> None:
@@ -105,7 +107,9 @@ def test_documents_of_a_file_on_the_hub_are_read_and_named_like_local_ones(
     config = DataConfig(
         dataset_name="owner/name", validation_file="test.jsonl", cache_dir=str(tmp_path)
     )
-    documents = HeldOutDocuments(config, max_documents=None, deduplicate=False)
+    documents = HeldOutDocuments(
+        config, max_documents=None, deduplicate=False, training_overlap=None
+    )
     assert str(documents.path) == f"hf://datasets/owner/name@{COMMIT}/test.jsonl"
     assert len(documents) == 300
     assert documents[299].text == "text 299"

@@ -105,7 +105,7 @@ def rows(
         comparisons=["all", "each", "left_out", "added"], controls=["shuffled", "wrong"]
     )
     comparisons = list_comparisons(config, ["secret", "noise"])
-    documents = HeldOutDocuments(data, max_documents=None, deduplicate=True)
+    documents = HeldOutDocuments(data, max_documents=None, deduplicate=True, training_overlap=None)
     evaluation = PairedEvaluation(data, characters, documents, comparisons, seed=1)
     sums = evaluation.run(Copier(), torch.device("cpu"))
     metrics_of = partial(compute_paired_metrics, resamples=2000, seed=1)

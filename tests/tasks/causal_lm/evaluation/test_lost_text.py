@@ -73,7 +73,9 @@ def data_of(folder: Path, texts: Sequence[str]) -> DataConfig:
 def sums_of(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase, model: GPT2LMHeadModel, windows: str
 ) -> dict[str, ComparisonSums]:
-    documents = HeldOutDocuments(config, max_documents=None, deduplicate=True)
+    documents = HeldOutDocuments(
+        config, max_documents=None, deduplicate=True, training_overlap=None
+    )
     comparisons = [TEXT_ALONE, *plan_comparisons(["all"], ["url"])]
     evaluation = PairedEvaluation(config, tokenizer, documents, comparisons, windows=windows)
     return evaluation.run(model, CPU)

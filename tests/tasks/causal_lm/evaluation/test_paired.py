@@ -38,7 +38,7 @@ TYPES = ("html", "title", "url")
 
 
 def held_out(config: DataConfig) -> HeldOutDocuments:
-    return HeldOutDocuments(config, max_documents=None, deduplicate=True)
+    return HeldOutDocuments(config, max_documents=None, deduplicate=True, training_overlap=None)
 
 
 def all_and_each(

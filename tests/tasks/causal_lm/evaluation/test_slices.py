@@ -43,7 +43,7 @@ def site_documents(tmp_path: Path) -> HeldOutDocuments:
     ]
     path = write_shard(tmp_path / "held-out.jsonl.gz", lines)
     config = DataConfig(validation_file=str(path), metadata_config=METADATA)
-    return HeldOutDocuments(config, max_documents=None, deduplicate=True)
+    return HeldOutDocuments(config, max_documents=None, deduplicate=True, training_overlap=None)
 
 
 def slices_by_name(site_documents: HeldOutDocuments, *configs: SliceConfig) -> dict[str, list[int]]:

@@ -17,18 +17,15 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.data.io.shards import Shard, add_sample_hashes, fingerprint_shards
-from bsmeta.data.stream.held_out import identify_held_out
 from bsmeta.tasks.causal_lm.evaluation.training_overlap import (
     TrainingOverlap,
     find_training_overlap,
 )
 from bsmeta.tasks.checkpoints import locate_model
-from tests.tasks.causal_lm.evaluation.conftest import call, document, documents, write_shard
+from tests.tasks.causal_lm.evaluation.conftest import call, documents, train_on, write_shard
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 SHORT = ("comparisons=[]", "controls=[]", "bootstrap_resamples=10")
-KEPT_OUT = [document(90, 5)]
-"""The documents of the run's own held-out file."""
 
 
 @pytest.mark.long
@@ -79,31 +76,6 @@ def test_a_run_without_a_held_out_file_is_not_suggested(
     assert "expected a file that it was not trained on\n" in capsys.readouterr().err
 
 
-def train_on(
-    run_folder: Path,
-    data: DataConfig,
-    *shards: Path,
-    kept_out: list[dict[str, Any]] = KEPT_OUT,
-) -> CausalLMConfig:
-    """Makes shards the training data of a run, in its configuration and a checkpoint."""
-    write_shard(Path(str(data.validation_file)), kept_out)
-    data = replace(
-        data, train_file=[str(shard) for shard in shards], cache_dir=str(run_folder / "cache")
-    )
-    config = CausalLMConfig(data_config=data, model_config_file="tiny.json")
-    (run_folder / "config.yaml").write_text(format_yaml(config))
-
-    listed = [Shard(shard.name, str(shard), shard.stat().st_size) for shard in shards]
-    fingerprint = {
-        "shards": fingerprint_shards(add_sample_hashes(listed)),
-        "held_out": identify_held_out(data),
-    }
-    (run_folder / "checkpoint-8step").mkdir()
-    state = json.dumps({"fingerprint": fingerprint, "streams": {}})
-    (run_folder / "checkpoint-8step" / "data_state.json").write_text(state)
-    return config
-
-
 def find_overlap(
     run_folder: Path, config: CausalLMConfig, held_out: Path, limit_gb: float = 1.0
 ) -> TrainingOverlap | None:
@@ -134,7 +106,7 @@ def test_a_document_of_a_training_shard_is_refused_by_its_text(
     assert (
         f"validation_file={other}: 2 of 4 documents are in training shards of the run of "
         f"checkpoint={run_folder}; the first: line 2 has the text of {second}, line 5; expected "
-        "documents that the run was not trained on (for bsmeta/evaluate.py: "
+        "documents that the run was not trained on (for evaluate.py and generate.py: "
         "on_training_overlap=drop leaves these out)"
     ) in capsys.readouterr().err
     assert not (run_folder / "evaluation-other").exists()

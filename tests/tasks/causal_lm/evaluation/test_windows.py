@@ -55,7 +55,7 @@ def test_windows_have_the_same_text_with_and_without_metadata(
 
 
 def held_out(config: DataConfig) -> HeldOutDocuments:
-    return HeldOutDocuments(config, max_documents=None, deduplicate=True)
+    return HeldOutDocuments(config, max_documents=None, deduplicate=True, training_overlap=None)
 
 
 def changed(config: DataConfig, **values: Any) -> DataConfig:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.data import DataConfig
 from bsmeta.core.files import UnsafeNameError
 from bsmeta.tasks.causal_lm.generation.attribute_mode import locate_report
 from tests.core.hostile_names import HOSTILE_NAMES
+from tests.tasks.causal_lm.evaluation.conftest import documents, train_on, write_shard
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
@@ -35,6 +37,8 @@ def test_the_program_writes_the_report_and_prints_the_table(
     report = json.loads((run_folder / "attribution-url.json").read_text())
     assert [row["label"] for row in report["candidates"]] == ["site0.org", "site1.org", "site2.org"]
     assert report["metrics"]["documents"] == 9
+    assert report["left_out"] == {}
+    assert report["training_overlap"] is None  # the run's own held-out file
     assert report["example_prefix"] == "url: https://site0.org/ |||"
     assert [row["document"] for row in report["documents"]][:2] == [
         "held-out.jsonl.gz:0",
@@ -49,6 +53,40 @@ def test_the_program_writes_the_report_and_prints_the_table(
     code = generate("mode=attribute", "candidates=[a.org,b.org]", "prompt='Some text of b'")
     assert code == 0
     assert "p(value | text)" in capsys.readouterr().out
+
+
+def test_documents_of_training_shards_are_refused_or_left_out(
+    generate: Callable[..., int],
+    run_folder: Path,
+    tmp_path: Path,
+    data_config: DataConfig,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = documents()
+    shard = write_shard(tmp_path / "a.jsonl.gz", lines[6:8])
+    train_on(run_folder, data_config, shard)
+    other = write_shard(tmp_path / "other.jsonl.gz", lines)
+    arguments = ("mode=attribute", "bootstrap_resamples=50", f"validation_file={other}")
+    assert generate(*arguments) == 2
+    assert (
+        f"validation_file={other}: 2 of 11 documents are in training shards of the run of "
+        f"checkpoint={run_folder}; the first: line 7 has the text of {shard}, line 1"
+    ) in capsys.readouterr().err
+
+    assert generate(*arguments, "on_training_overlap=drop") == 0
+    printed = capsys.readouterr().out
+    assert "(3 candidates, uniform prior); left out: 2 in_training_shards\n" in printed
+    assert "Compared with 1 of 1 training shards.\n" in printed
+    report = json.loads((run_folder / "attribution-url.json").read_text())
+    assert report["left_out"] == {"in_training_shards": 2}
+    assert report["training_overlap"]["compared"] == 1
+    assert report["metrics"]["documents"] == 7
+
+    assert generate(*arguments, "overlap_check_gb=0") == 0
+    assert (
+        "0 of 1 training shards; the others: 1 beyond overlap_check_gb" in capsys.readouterr().out
+    )
+    assert generate(*arguments, "prompt='Some text'") == 0  # only the labels are read
 
 
 @pytest.mark.parametrize(

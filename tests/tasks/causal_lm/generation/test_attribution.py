@@ -50,7 +50,7 @@ class Knower(nn.Module):
 def test_a_model_that_knows_the_host_is_always_right(
     sites: DataConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    documents = HeldOutDocuments(sites, max_documents=None, deduplicate=True)
+    documents = HeldOutDocuments(sites, max_documents=None, deduplicate=True, training_overlap=None)
     labels = Labels("url", sites.metadata_config)
     candidates = find_candidates(labels, [], documents)
     assert candidates.labels == ["one.org", "two.org", "three.org"]
