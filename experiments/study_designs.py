@@ -1,18 +1,16 @@
-"""What would decide a study of metadata conditioning with fewer seeds, and what metadata is worth.
+"""Compares designs of a study of metadata conditioning, and estimates what metadata is worth.
 
-    WEBDOCS=webdocs python experiments/study_designs.py
-
-Reads the committed measurements of `when_metadata.yaml` and of the pilots, and prints two tables:
-
-- the seeds that each design needs to find a difference of 0.01 bits per byte with a power of 80%,
-  as a claim by itself, from the deviation over seeds that was measured with it;
-- the effective-data factor of metadata: the model trained with it on D text tokens, then used
+- The seeds that each design needs to find a difference of 0.01 bits per byte with a power of 80%,
+  as a claim by itself, from the deviation over seeds that was measured with it.
+- The effective-data factor of metadata: the model trained with it on D text tokens, then used
   without, is as good as one trained on factor * D tokens of text alone. One fit over all lengths.
+
+`when_metadata.py` computes both from the committed measurements of `when_metadata.yaml` and of the
+pilots, and writes them to its page.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +20,10 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.stats import chi2, t
 
-from bsmeta.core.process import run_and_report
 from bsmeta.report.inference import ALPHA, Interval
-from bsmeta.report.page import Column, Table, create_report_console, print_table
-from bsmeta.studies.config import TEXT, WITHOUT, load_study
+from bsmeta.report.page import Column, Table
+from bsmeta.studies.config import TEXT, WITHOUT
 from bsmeta.studies.power import count_needed_seeds
-from bsmeta.studies.results import load_measurements
 from bsmeta.studies.statistics import Estimate, StudyMeasurements
 
 Floats = NDArray[np.float64]
@@ -47,7 +43,6 @@ PILOTS = {
 
 LENGTHS = (360, 720, 1440)
 """Steps of the finished models of `when_metadata.yaml`."""
-
 
 LOGGED = 12
 """Logged steps at the end of a run, whose training losses are compared: its decay."""
@@ -70,8 +65,8 @@ class Factor:
     high: float
 
 
-def designs_of(measured: StudyMeasurements) -> Iterator[Design]:
-    """The designs that one study allows to compare, on models of 1,440 steps."""
+def compare_designs(measured: StudyMeasurements) -> Iterator[Design]:
+    """Yields the designs that one study allows to compare, on models of 1,440 steps."""
     bins = measured.select_bins([FIRST_BYTE])
 
     def compare(arm: str, against: str) -> Estimate:
@@ -87,29 +82,29 @@ def designs_of(measured: StudyMeasurements) -> Iterator[Design]:
         measured.estimate_averaged_checkpoint(arm, bins) for arm in ("url_1440", "none_1440")
     ]
     yield Design("the mean of the last four checkpoints", averages[0] - averages[1])
-    losses = late_losses(measured, "url_1440") - late_losses(measured, "none_1440")
+    losses = average_late_losses(measured, "url_1440") - average_late_losses(measured, "none_1440")
     yield Design(
         "the training loss as a control variate (if its mean were known)",
-        replace(plain, seeds=adjusted(plain.seeds, losses)),
+        replace(plain, seeds=adjust_values(plain.seeds, losses)),
     )
 
 
-def late_losses(measured: StudyMeasurements, arm: str) -> Floats:
-    """The mean training loss in the last logged steps: float64 [seeds], nats a token."""
+def average_late_losses(measured: StudyMeasurements, arm: str) -> Floats:
+    """Averages the training loss of the last logged steps: float64 [seeds], nats a token."""
     runs = [measured.find_run(arm, seed) for seed in measured.seeds]
     return np.array([np.mean(run.facts["losses"][-LOGGED:]) for run in runs])
 
 
-def adjusted(values: Floats, control: Floats) -> Floats:
-    """The values less what a line in the control predicts, with the same mean."""
+def adjust_values(values: Floats, control: Floats) -> Floats:
+    """Subtracts from the values their regression on a control variate; the mean stays."""
     centered = control - control.mean()
     slope = centered @ values / (centered @ centered)
     adjusted_values: Floats = values - slope * centered
     return adjusted_values
 
 
-def design_table(designs: Sequence[Design]) -> Table:
-    """One row per design: its deviation over seeds, and the seeds that it needs."""
+def make_design_table(designs: Sequence[Design]) -> Table:
+    """Makes the table of the designs: their deviations over seeds, and the seeds they need."""
     note = (
         f"Bits per byte from byte {FIRST_BYTE} on, without metadata: the model trained with the "
         "URL minus the baseline. Deviation over seeds, with its 95% interval (chi-squared). Seeds: "
@@ -141,8 +136,13 @@ def design_table(designs: Sequence[Design]) -> Table:
     return table
 
 
-def bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats]:
-    """Text tokens of each length, and bits per byte: float64 [seeds, 2 arms, lengths]."""
+def estimate_bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats]:
+    """Estimates bits per byte by length of training, from byte 128 on, without metadata.
+
+    Returns:
+        Text tokens, float64 [lengths]; bits per byte of text alone and of training with the URL,
+        float64 [seeds, 2 arms, lengths].
+    """
     bins = measured.select_bins([FIRST_BYTE])
     tokens = [measured.compute_amounts(f"none_{steps}")[TEXT][-1] for steps in LENGTHS]
     bits = [
@@ -152,7 +152,7 @@ def bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats]:
     return np.array(tokens, np.float64), np.moveaxis(np.array(bits), -1, 0)
 
 
-def effective_data_factor(tokens: Floats, bits: Floats) -> Factor:
+def fit_effective_data_factor(tokens: Floats, bits: Floats) -> Factor:
     """Fits one power law to both arms, one of which has `factor` times its text tokens.
 
     bits[seed, arm, length] = level[seed] + scale * (factor ** arm * tokens[length]) ** -exponent:
@@ -183,27 +183,3 @@ def effective_data_factor(tokens: Floats, bits: Floats) -> Factor:
     pseudo = count * whole - (count - 1) * np.array(without)
     half = t.ppf(1 - ALPHA / 2, count - 1) * pseudo.std(ddof=1) / np.sqrt(count)
     return Factor(*(float(np.exp(value)) for value in (whole, whole - half, whole + half)))
-
-
-def main() -> int:
-    """Print the tables; returns the exit code."""
-    console = create_report_console()
-    measured, missing = load_measurements(load_study(STUDIES / "when_metadata.yaml"))
-    print(*missing, sep="\n")
-    designs = [*designs_of(measured)]
-    for name, words in PILOTS.items():
-        pilot, _ = load_measurements(load_study(STUDIES / f"{name}.yaml"))
-        bins = pilot.select_bins([FIRST_BYTE])
-        url, none = (pilot.estimate(arm, WITHOUT, bins=bins) for arm in ("url", "none"))
-        designs.append(Design(words, url - none))
-    print_table(console, design_table(designs))
-    factor = effective_data_factor(*bits_by_length(measured))
-    print(
-        f"Effective-data factor of the URL over {LENGTHS[0]} to {LENGTHS[-1]:,} steps: "
-        f"{factor.value:.2f} (95% interval {factor.low:.2f} to {factor.high:.2f})"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_and_report(main))

@@ -62,7 +62,9 @@ def simulated(tmp_path: Path) -> StudyMeasurements:
 def test_the_factor_of_simulated_data_is_recovered(
     study_designs: ModuleType, simulated: StudyMeasurements
 ) -> None:
-    factor = study_designs.effective_data_factor(*study_designs.bits_by_length(simulated))
+    factor = study_designs.fit_effective_data_factor(
+        *study_designs.estimate_bits_by_length(simulated)
+    )
     assert factor.low < FACTOR < factor.high
     assert factor.high - factor.low < 0.05
 
@@ -75,7 +77,7 @@ def test_without_an_effect_the_interval_contains_1(study_designs: ModuleType) ->
     for _ in range(20):
         levels = generator.normal(0, 0.1, (10, 1, 1))
         bits = curve + levels + generator.normal(0, 0.005, (10, 2, 3))
-        factor = study_designs.effective_data_factor(tokens, bits)
+        factor = study_designs.fit_effective_data_factor(tokens, bits)
         misses += not factor.low <= 1 <= factor.high
     assert misses <= 4  # of 20 intervals of 95%: more in 3 of 1,000 experiments
 
@@ -83,7 +85,9 @@ def test_without_an_effect_the_interval_contains_1(study_designs: ModuleType) ->
 def test_each_design_has_the_expected_deviation(
     study_designs: ModuleType, simulated: StudyMeasurements
 ) -> None:
-    designs = {design.name: design.difference for design in study_designs.designs_of(simulated)}
+    designs = {
+        design.name: design.difference for design in study_designs.compare_designs(simulated)
+    }
     plain = designs["text alone as the baseline"]
     gain = compute_bits(TOKENS[1440] * FACTOR) - compute_bits(TOKENS[1440])
     assert plain.value == pytest.approx(gain, abs=0.003)
@@ -93,6 +97,6 @@ def test_each_design_has_the_expected_deviation(
     assert control.value == pytest.approx(plain.value)
     assert control.deviation == pytest.approx(0, abs=1e-9)  # the losses are the noise, ten times
 
-    table = study_designs.design_table([*study_designs.designs_of(simulated)])
+    table = study_designs.make_design_table([*study_designs.compare_designs(simulated)])
     assert [row[0] for row in table.rows] == [*designs]
     assert [row[1] for row in table.rows] == [len(SEEDS)] * len(designs)
