@@ -47,6 +47,7 @@ def list_table_rows(
         "evaluation": describe_evaluations(config),
         "checkpoints": _describe_checkpoints(config),
     }
+
     # A row of the task replaces the row of the same name, and takes its position.
     task_rows = dict([*run.entry.summary(config, launch), *sampled])
     added_rows = {name: value for name, value in task_rows.items() if name not in last_rows}

@@ -370,12 +370,14 @@ def _refuse_entries(source: str, content: Any, copy_advice: str) -> None:
                 "transformers itself has: if model_type and tokenizer_class name some, delete "
                 f"auto_map{copy_advice}; otherwise convert the model, or choose another"
             )
+
         if name.endswith("attn_implementation") and "/" in str(value):
             raise ConfigurationError(
                 f"{source}: {name} asks for a kernel of the Hub, compiled code: "
                 f"{_format_shortened(value)}. bsmeta never loads such code; delete "
                 f"{name}{copy_advice}"
             )
+
         # Of peft's LoraConfig.
         if name == "megatron_core" and value not in (None, _MEGATRON_MODULE):
             raise ConfigurationError(

@@ -179,6 +179,7 @@ def make_column_table(choices: Sequence[ColumnChoice], rows: int) -> Table:
         Column("first value"),
     ]
     table = Table(f"Columns of the first {rows:,} rows", "", heads)
+
     for choice in sorted(choices, key=lambda choice: choice.taken_as is None):
         example = " ".join(choice.example.split())
         table.rows.append(

@@ -46,6 +46,7 @@ def make_result_table(result: Result) -> Table:
         "its metadata over them (below 0 in the last columns) is content, the rest is form. "
         f"Intervals are over {unit}{sites} (jackknife)."
     )
+
     table = Table("With and without metadata", note, columns)
     table.rows.append(_make_row(result, result.base))
     for reading in (result.with_metadata, result.without_metadata, *result.controls.values()):

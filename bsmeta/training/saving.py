@@ -98,6 +98,7 @@ class Saver:
         self._run_folder = run_folder
         self._processes = processes
         self._store = run_folder.store
+
         self.retention = Retention(
             run_folder.path,
             keep_last=config.keep_last_checkpoints,
@@ -105,9 +106,11 @@ class Saver:
             keep_best_by=config.keep_best_by,
             store=self._store,
         )
+
         # Its thread is no daemon: a run that fails for another reason completes the checkpoint.
         self._writer = ThreadPoolExecutor(1, "checkpoint writer")
         self._saving: Future[None] | None = None  # the last asynchronous save
+
         self._uploader = ThreadPoolExecutor(1, "checkpoint uploader")
         self._uploading: Future[None] | None = None  # the last upload to a bucket
         self._uploading_processes = processes

@@ -222,6 +222,7 @@ def _describe_unknown_option(option: str, value: str, schema: type) -> Problem:
     """Returns the problem of an option that Hydra refuses, with the key that was probably meant."""
     name = option.lstrip("-").replace("-", "_")
     expected = "key=value, or an option of Hydra"
+
     if name == "local_rank":
         expected = "no such option: deepspeed's own launcher passes it, and names no DeepSpeed JSON"
         fix = "accelerate launch --config_file experiments/accelerate/zero2.yaml …"
@@ -240,4 +241,5 @@ def _describe_unknown_option(option: str, value: str, schema: type) -> Problem:
         suggestion = name if name in keys_and_groups else suggest_key(name, schema)
         is_settable = suggestion in keys_and_groups  # a section is not
         fix = f"write {suggestion}={value or '…'}" if is_settable else "drop it; see --help"
+
     return Problem(option, COMMAND_LINE, value or "an unknown option", expected, fix)

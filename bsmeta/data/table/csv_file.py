@@ -393,6 +393,7 @@ def read_rows(
     """
     text, file = open_text(path, csv_format.encoding)
     number = 0  # of the last row
+
     with file, text:
         lines = _RereadableLines(text, csv_format)
         try:
@@ -410,6 +411,7 @@ def read_rows(
             ) from error
         except OSError as error:
             raise DataError(f"{path} cannot be read after row {number:,}: {error}") from error
+
         advance(file.tell())
 
 

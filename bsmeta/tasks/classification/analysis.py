@@ -463,6 +463,7 @@ def list_run_values(run: AnalyzedRun) -> Mapping[str, Any]:
     }
     if run.pairing is not None:
         values["paired"] = vars(run.pairing)
+
     if run.calibration is not None:
         calibration = run.calibration
         values["calibration"] = {

@@ -55,6 +55,7 @@ def report_analysis(analysis: Analysis, folder: Path) -> None:
         _make_calibration_section(analysis),
         *_make_training_sections(analysis),
     ]
+
     sentences = summarize_analysis(analysis)
     results = analysis.results
     unit_count, unit = results.units
@@ -76,6 +77,7 @@ def report_analysis(analysis: Analysis, folder: Path) -> None:
         "resampled": {"units": unit_count, "of": unit},
         "runs": {run.name: list_run_values(run) for run in analysis.runs},
     }
+
     files = write_report(
         page, content, folder, json_name="analysis.json", markdown_name="analysis.md"
     )
@@ -88,12 +90,14 @@ def summarize_analysis(analysis: Analysis) -> list[str]:
     results = analysis.results
     unit_count, unit = results.units
     first = analysis.first
+
     if results.test.has_several:
         name = "subset_accuracy"
         description = "predicts exactly the labels of {} of {:,} texts"
     else:
         name = "accuracy"
         description = "predicts the label of {} of {:,} texts right"
+
     score = first.compared.scores[name]
     result = description.format(f"{score.value:.1%}", results.texts)
     sentences = [
@@ -102,6 +106,7 @@ def summarize_analysis(analysis: Analysis) -> list[str]:
     ]
     sentences += [_summarize_pairing(run, first, name) for run in analysis.runs[1:]]
     sentences += [sentence for run in analysis.runs for sentence in _summarize_calibration(run)]
+
     for run in analysis.runs:
         unpredicted = describe_unpredicted_labels(run.results)
         sentences += [f"{run.name}: {sentence}" for sentence in unpredicted]
@@ -263,6 +268,7 @@ def _make_mistakes_section(analysis: Analysis) -> Section:
                     text,
                 ]
             )
+
         columns = [
             Column("row"),
             Column("label"),
@@ -273,6 +279,7 @@ def _make_mistakes_section(analysis: Analysis) -> Section:
         ]
         note = "Rows of the table, counted from 1 without the header."
         table = Table(f"Most confident mistakes of {run.name}", note, columns, rows)
+
         if run.calibration is None:
             table = table.drop_columns("probability")
         if len(analysis.runs) == 1:
