@@ -110,10 +110,11 @@ def make_page(study: StudyConfig) -> str:
         "# When does metadata help a model that is used without it?",
         *describe_study(study, results, measured),
         "## The declared claims",
-        f"Each figure is the first model named minus the second, over whole pages where no part is "
-        "named. The third claim is about the difference after 360 steps minus that after 1,440. "
-        "All claims say that the figure is below 0. The intervals are not corrected; the verdicts "
-        f"will be, for {len(results.claims)} claims ([how](verdicts.md#what-is-computed)).",
+        "Each figure is the first model named minus the second (text alone, if there is none), "
+        "over all bytes unless a part is named, without metadata unless the claim says otherwise. "
+        "The third is the difference after 360 steps minus that after 1,440. Every claim says that "
+        "the figure is below 0. Each interval is for one claim alone; verdicts are corrected for "
+        f"{len(results.claims)} claims ([how](verdicts.md#what-is-computed)).",
         answers,
         "![the declared claims with their intervals](images/when_metadata_claims.png)",
         "Everything below is exploratory: it was not declared, and no interval or p-value is "
