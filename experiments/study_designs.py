@@ -2,23 +2,24 @@
 
 - The seeds that each design needs to find a difference of 0.01 bits per byte with a power of 80%,
   as a claim by itself, from the deviation over seeds that was measured with it.
+- How much of that deviation the training loss shares.
 - The effective-data factor of metadata: the model trained with it on D text tokens, then used
   without, is as good as one trained on factor * D tokens of text alone. One fit over all lengths.
 
-`when_metadata.py` computes both from the committed measurements of `when_metadata.yaml` and of the
+`when_metadata.py` computes them from the committed measurements of `when_metadata.yaml` and of the
 pilots, and writes them to its page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
-from scipy.stats import chi2, t
+from scipy.stats import chi2, linregress, t
 
 from bsmeta.report.inference import ALPHA, Interval
 from bsmeta.report.page import Column, Table
@@ -38,7 +39,7 @@ FIRST_BYTE = 128
 PILOTS = {
     "pilot_rate": "360 steps, same text, rate 1e-3 (pilot)",
     "pilot_matched": "360 steps, same text, rate 3e-3 (pilot)",
-    "pilot_unmatched": "360 steps, rows filled as usual, rate 3e-3 (pilot)",
+    "pilot_unmatched": "360 steps, rows shared by prefix and text, rate 3e-3 (pilot)",
 }
 
 LENGTHS = (360, 720, 1440)
@@ -57,6 +58,21 @@ class Design:
 
 
 @dataclass(frozen=True)
+class ControlVariate:
+    """The regression of a difference on a control variate, over seeds.
+
+    Attributes:
+        correlation: Pearson's correlation of both.
+        deviation: Standard deviation of the residuals.
+        interval: Its 95% interval.
+    """
+
+    correlation: float
+    deviation: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
 class Factor:
     """The effective-data factor of metadata, and its 95% interval over seeds."""
 
@@ -66,27 +82,40 @@ class Factor:
 
 
 def compare_designs(measured: StudyMeasurements) -> Iterator[Design]:
-    """Yields the designs that one study allows to compare, on models of 1,440 steps."""
-    bins = measured.select_bins([FIRST_BYTE])
+    """Yields the designs that one study allows to compare, on its longest models."""
 
     def compare(arm: str, against: str) -> Estimate:
-        base = measured.estimate(against, WITHOUT, bins=bins)
-        return measured.estimate(arm, WITHOUT, bins=bins) - base
+        return compare_later_bytes(measured, arm, against)
 
-    plain = compare("url_1440", "none_1440")
-    yield Design("text alone as the baseline", plain)
+    yield Design("text alone as the baseline", compare("url_1440", "none_1440"))
     yield Design("a constant prefix as the baseline", compare("url_1440", "constant_1440"))
     yield Design("a decay over 40% of the steps", compare("url_1440_40", "none_1440_40"))
-    yield Design("no decay", compare("url", "none"))
+    yield Design("no decay (1,296 steps)", compare("url", "none"))
+
+    bins = measured.select_bins([FIRST_BYTE])
     averages = [
         measured.estimate_averaged_checkpoint(arm, bins) for arm in ("url_1440", "none_1440")
     ]
     yield Design("the mean of the last four checkpoints", averages[0] - averages[1])
+
+
+def compare_later_bytes(measured: StudyMeasurements, arm: str, against: str) -> Estimate:
+    """Estimates the difference between two arms from `FIRST_BYTE` on, without metadata."""
+    bins = measured.select_bins([FIRST_BYTE])
+    base = measured.estimate(against, WITHOUT, bins=bins)
+    return measured.estimate(arm, WITHOUT, bins=bins) - base
+
+
+def regress_on_training_loss(measured: StudyMeasurements) -> ControlVariate:
+    """Regresses the difference of the longest models on that of their training losses."""
     losses = average_late_losses(measured, "url_1440") - average_late_losses(measured, "none_1440")
-    yield Design(
-        "the training loss as a control variate (if its mean were known)",
-        replace(plain, seeds=adjust_values(plain.seeds, losses)),
-    )
+    values = compare_later_bytes(measured, "url_1440", "none_1440").seeds
+    line = linregress(losses, values)
+    residuals = values - line.intercept - line.slope * losses
+    degrees = len(values) - 2  # the line has two parameters
+    deviation = float(np.sqrt(residuals @ residuals / degrees))
+    interval = estimate_deviation_interval(deviation, degrees)
+    return ControlVariate(float(line.rvalue), deviation, interval)
 
 
 def average_late_losses(measured: StudyMeasurements, arm: str) -> Floats:
@@ -95,20 +124,22 @@ def average_late_losses(measured: StudyMeasurements, arm: str) -> Floats:
     return np.array([np.mean(run.facts["losses"][-LOGGED:]) for run in runs])
 
 
-def adjust_values(values: Floats, control: Floats) -> Floats:
-    """Subtracts from the values their regression on a control variate; the mean stays."""
-    centered = control - control.mean()
-    slope = centered @ values / (centered @ centered)
-    adjusted_values: Floats = values - slope * centered
-    return adjusted_values
+def estimate_deviation_interval(deviation: float, degrees: int) -> Interval:
+    """Estimates the 95% interval of a standard deviation (chi-squared)."""
+    tails = chi2.ppf([1 - ALPHA / 2, ALPHA / 2], degrees)
+    low, high = deviation * np.sqrt(degrees / tails)
+    return Interval(float(low), float(high))
 
 
 def make_design_table(designs: Sequence[Design]) -> Table:
     """Makes the table of the designs: their deviations over seeds, and the seeds they need."""
     note = (
         f"Bits per byte from byte {FIRST_BYTE} on, without metadata: the model trained with the "
-        "URL minus the baseline. Deviation over seeds, with its 95% interval (chi-squared). Seeds: "
-        f"for a difference of {DIFFERENCE} with a power of 80%, as a claim by itself."
+        "host minus the baseline. Deviation: standard deviation of the difference over seeds, with "
+        f"its 95% interval (chi-squared). Seeds needed: to find a difference of {DIFFERENCE} with "
+        "a power of 80% in a single test at 5%, if the deviation is as measured (or at the ends of "
+        "its interval). In the pilots, the prefix is the whole URL, there is no BOS token, and the "
+        "learning rate falls to 0."
     )
     columns = [
         Column("design"), Column("seeds", str), Column("difference", "{:+.4f}".format),
@@ -118,22 +149,29 @@ def make_design_table(designs: Sequence[Design]) -> Table:
     table = Table("Seeds by design", note, columns)
     for design in designs:
         effect = design.difference
-        degrees = len(effect.seeds) - 1
-        tails = chi2.ppf([1 - ALPHA / 2, ALPHA / 2], degrees)
-        low, high = effect.deviation * np.sqrt(degrees / tails)
-        needed = count_needed_seeds(DIFFERENCE, effect.deviation, effect.document_error, count=1)
+        interval = estimate_deviation_interval(effect.deviation, len(effect.seeds) - 1)
+        needed, fewest, most = (
+            format_needed_seeds(deviation, effect.document_error)
+            for deviation in (effect.deviation, interval.low, interval.high)
+        )
         table.rows.append(
             [
                 design.name,
-                degrees + 1,
+                len(effect.seeds),
                 effect.value,
                 effect.deviation,
-                Interval(low, high),
+                interval,
                 effect.document_error,
-                needed,
+                f"{needed} ({fewest} to {most})",
             ]
         )
     return table
+
+
+def format_needed_seeds(deviation: float, document_error: float) -> str:
+    """Formats the number of seeds that find `DIFFERENCE` in a single test."""
+    seeds = count_needed_seeds(DIFFERENCE, deviation, document_error, count=1)
+    return "over 1,000" if seeds is None else str(seeds)
 
 
 def estimate_bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats]:
@@ -152,34 +190,41 @@ def estimate_bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats
     return np.array(tokens, np.float64), np.moveaxis(np.array(bits), -1, 0)
 
 
-def fit_effective_data_factor(tokens: Floats, bits: Floats) -> Factor:
+def fit_effective_data_factors(
+    tokens: Floats, bits: Floats, by_length: bool = False
+) -> list[Factor]:
     """Fits one power law to both arms, one of which has `factor` times its text tokens.
 
     bits[seed, arm, length] = level[seed] + scale * (factor ** arm * tokens[length]) ** -exponent:
-    the level of a seed is a random effect, which the mean over its models removes. The interval is
-    that of the jackknife over seeds, for the logarithm of the factor (Student's t).
+    each seed has a level, which subtracting the mean over its models removes. The intervals are
+    those of the jackknife over seeds, for the logarithm of the factor (Student's t).
 
     Args:
         tokens: float64 [lengths], at least three.
         bits: float64 [seeds, 2, lengths], text alone and with metadata.
+        by_length: Fits a factor for each length; otherwise, one for all.
     """
     centered = bits - bits.mean(axis=(1, 2), keepdims=True)
     relative = tokens / tokens[0]
 
-    def fit(values: Floats) -> float:
+    def fit(values: Floats) -> Floats:
         def residuals(parameters: Floats) -> Floats:
-            log_scale, exponent, log_factor = parameters
-            amounts = np.stack((relative, np.exp(log_factor) * relative))
+            log_scale, exponent, *log_factors = parameters
+            amounts = np.stack((relative, np.exp(log_factors) * relative))
             predicted = np.exp(log_scale) * amounts**-exponent
             difference: Floats = (predicted - predicted.mean() - values).ravel()
             return difference
 
-        start = [np.log(np.ptp(values[0]) + 1e-6), 0.5, 0.0]
-        return float(least_squares(residuals, start, x_scale=[1.0, 0.3, 0.1]).x[2])
+        log_factors = [0.0] * (len(tokens) if by_length else 1)
+        start = [np.log(np.ptp(values[0]) + 1e-6), 0.5, *log_factors]
+        scales = [1.0, 0.3, *(0.1 for _ in log_factors)]
+        solution: Floats = least_squares(residuals, start, x_scale=scales).x
+        return solution[2:]
 
     count = len(centered)
     whole = fit(centered.mean(axis=0))
     without = [fit(np.delete(centered, seed, axis=0).mean(axis=0)) for seed in range(count)]
     pseudo = count * whole - (count - 1) * np.array(without)
-    half = t.ppf(1 - ALPHA / 2, count - 1) * pseudo.std(ddof=1) / np.sqrt(count)
-    return Factor(*(float(np.exp(value)) for value in (whole, whole - half, whole + half)))
+    half = t.ppf(1 - ALPHA / 2, count - 1) * pseudo.std(axis=0, ddof=1) / np.sqrt(count)
+    ends = np.exp((whole, whole - half, whole + half))
+    return [Factor(*map(float, values)) for values in ends.T]

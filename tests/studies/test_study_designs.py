@@ -62,11 +62,23 @@ def simulated(tmp_path: Path) -> StudyMeasurements:
 def test_the_factor_of_simulated_data_is_recovered(
     study_designs: ModuleType, simulated: StudyMeasurements
 ) -> None:
-    factor = study_designs.fit_effective_data_factor(
-        *study_designs.estimate_bits_by_length(simulated)
-    )
+    tokens, bits = study_designs.estimate_bits_by_length(simulated)
+    (factor,) = study_designs.fit_effective_data_factors(tokens, bits)
     assert factor.low < FACTOR < factor.high
     assert factor.high - factor.low < 0.05
+
+    factors = study_designs.fit_effective_data_factors(tokens, bits, by_length=True)
+    assert [factor.low < FACTOR < factor.high for factor in factors] == [True] * 3
+    assert factors[0].high - factors[0].low < 0.05
+
+
+def test_a_factor_by_length_is_recovered_without_noise(study_designs: ModuleType) -> None:
+    tokens = np.array([*TOKENS.values()], np.float64)
+    amounts_by_arm = [tokens, tokens * [1.5, 1.2, 0.9]]
+    bits_by_arm = [[compute_bits(amount) for amount in amounts] for amounts in amounts_by_arm]
+    bits = np.array([bits_by_arm, bits_by_arm]) + np.array([0.0, 0.2])[:, None, None]
+    factors = study_designs.fit_effective_data_factors(tokens, bits, by_length=True)
+    assert [factor.value for factor in factors] == pytest.approx([1.5, 1.2, 0.9], abs=1e-4)
 
 
 def test_without_an_effect_the_interval_contains_1(study_designs: ModuleType) -> None:
@@ -77,7 +89,7 @@ def test_without_an_effect_the_interval_contains_1(study_designs: ModuleType) ->
     for _ in range(20):
         levels = generator.normal(0, 0.1, (10, 1, 1))
         bits = curve + levels + generator.normal(0, 0.005, (10, 2, 3))
-        factor = study_designs.fit_effective_data_factor(tokens, bits)
+        (factor,) = study_designs.fit_effective_data_factors(tokens, bits)
         misses += not factor.low <= 1 <= factor.high
     assert misses <= 4  # of 20 intervals of 95%: more in 3 of 1,000 experiments
 
@@ -93,10 +105,21 @@ def test_each_design_has_the_expected_deviation(
     assert plain.value == pytest.approx(gain, abs=0.003)
     average = designs["the mean of the last four checkpoints"]
     assert average.deviation == pytest.approx(plain.deviation / 2)
-    (control,) = (effect for name, effect in designs.items() if "control variate" in name)
-    assert control.value == pytest.approx(plain.value)
-    assert control.deviation == pytest.approx(0, abs=1e-9)  # the losses are the noise, ten times
 
     table = study_designs.make_design_table([*study_designs.compare_designs(simulated)])
     assert [row[0] for row in table.rows] == [*designs]
     assert [row[1] for row in table.rows] == [len(SEEDS)] * len(designs)
+
+
+def test_training_losses_proportional_to_the_difference_leave_no_deviation(
+    study_designs: ModuleType, simulated: StudyMeasurements
+) -> None:
+    control = study_designs.regress_on_training_loss(simulated)
+    assert control.correlation == pytest.approx(1)  # the losses are the noise, ten times
+    assert control.deviation == pytest.approx(0, abs=1e-9)
+
+
+def test_interval_of_a_deviation(study_designs: ModuleType) -> None:
+    # Quantiles of chi-squared with 5 degrees of freedom: 0.8312 and 12.8325.
+    interval = study_designs.estimate_deviation_interval(1.0, 5)
+    assert (interval.low, interval.high) == pytest.approx((0.6242, 2.4526), abs=1e-4)
