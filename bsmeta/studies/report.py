@@ -455,9 +455,16 @@ def draw_claim_plot(results: Results) -> Figure:
         figures.name_rows(axes, labels)
         axes.set_xlabel(_describe_unit(unit))
 
-    title = "95% intervals (thick), for all claims at once (thin), smallest of interest: |"
-    figure.suptitle(title, x=0.01, ha="left")
+    figure.suptitle(_format_claim_title(results.claims), x=0.01, ha="left")
     return figure
+
+
+def _format_claim_title(claims: Sequence[Claim]) -> str:
+    """Formats the title of the claim plot; open claims have no thin line."""
+    title = "95% intervals (thick), "
+    if any(claim.verdict != OPEN for claim in claims):
+        title += "for all claims at once (thin), "
+    return f"{title}smallest of interest: |"
 
 
 def _label_claim(claim: Claim) -> str:

@@ -203,6 +203,16 @@ def test_each_unit_has_a_separate_axis(scored: StudyConfig) -> None:
     assert panels[0] > panels[1]  # two claims of text have an effect
 
 
+def test_the_plot_of_claims_explains_the_lines_that_it_has(scored: StudyConfig) -> None:
+    decided = draw_claim_plot(compute_results(scored))
+    assert decided.get_suptitle() == (
+        "95% intervals (thick), for all claims at once (thin), smallest of interest: |"
+    )
+    unmeasured = replace(scored, seeds=[*scored.seeds, 99])
+    all_open = draw_claim_plot(compute_results(unmeasured))
+    assert all_open.get_suptitle() == "95% intervals (thick), smallest of interest: |"
+
+
 def test_without_claims_about_tasks_no_table_has_units(kept: StudyConfig) -> None:
     results = compute_results(kept)
     assert all(
