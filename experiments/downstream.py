@@ -2,12 +2,13 @@
 
     python experiments/downstream.py runs/demo --prompt 'url: {url} ||| '
     python experiments/downstream.py runs/demo --tasks bsmeta_word bsmeta_title bsmeta_site
+    python experiments/downstream.py exported_model --validation-file pages.jsonl.gz
     python experiments/downstream.py runs/demo --tasks arc_easy --prompt 'url: bbc.com ||| '
 
 Without --tasks it is bsmeta_cloze: which of four continuations belongs to this page? It is made
-from the held-out file of the model's run (offline), as are bsmeta_word (the next word),
-bsmeta_title and bsmeta_site (the title and the host of a page, which are metadata). A prompt may
-name fields of a question ({url}).
+from the held-out file of the model's run (offline), or from --validation-file, as are bsmeta_word
+(the next word), bsmeta_title and bsmeta_site (the title and the host of a page, which are
+metadata). A prompt may name fields of a question ({url}).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("model", type=Path, help="folder of an exported model, or of its run")
     parser.add_argument("--tasks", nargs="+", default=["bsmeta_cloze"], help="names of tasks")
+    parser.add_argument("--validation-file", help="held-out pages; default: those of its run")
     parser.add_argument("--include-path", help="folder with task files of your own")
     parser.add_argument("--shots", nargs="+", type=int, default=[0, 5])
     parser.add_argument("--prompt", help="the conditional prompt; without it, none is compared")
@@ -61,7 +63,7 @@ def main() -> int:
         limit=given.limit,
     )  # fmt: skip
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with generate_tasks(wanted, given.model) as made:
+    with generate_tasks(wanted, given.model, given.validation_file) as made:
         scores = score_model(Path(locate_model(str(given.model)).model), wanted, device, made)
     if given.out is not None:
         save_scores(TaskScores("", {}, scores), given.out)

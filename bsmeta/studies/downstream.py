@@ -37,6 +37,7 @@ from bsmeta.report.cells import Cell
 from bsmeta.report.page import COUNT, NO_VALUE, Column, Table
 from bsmeta.studies.cloze import QUESTIONS, write_tasks
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
+from bsmeta.studies.measuring import compare_with_training
 from bsmeta.studies.runs import DONE, Run, hash_values, read_progress
 from bsmeta.studies.statistics import Estimate, estimate_ratio
 from bsmeta.studies.task_scores import (
@@ -48,8 +49,7 @@ from bsmeta.studies.task_scores import (
     locate_scores,
     save_scores,
 )
-from bsmeta.tasks.causal_lm.checkpoints import read_run_config, resolve_config
-from bsmeta.tasks.causal_lm.evaluation.training_overlap import find_training_overlap
+from bsmeta.tasks.causal_lm.checkpoints import resolve_config
 from bsmeta.tasks.checkpoints import locate_model
 
 ACCURACY_METRIC = "acc"
@@ -345,15 +345,7 @@ def generate_tasks(
     evaluation = EvaluateConfig(checkpoint=str(checkpoint), validation_file=validation_file)
     location = locate_model(str(checkpoint))
     data = resolve_config(evaluation, location).data_config
-    overlap = find_training_overlap(
-        data,
-        location,
-        read_run_config(location, None, {}),
-        limit_gb=evaluation.overlap_check_gb,
-    )
-    if overlap is not None:
-        print(f"{', '.join(names)}: {overlap.describe()}", flush=True)
-
+    overlap = compare_with_training(", ".join(names), evaluation, data, location)
     shots = max(settings.shots, default=0)
     with tempfile.TemporaryDirectory(prefix="bsmeta-tasks-") as folder:
         write_tasks(data, Path(folder), names, shots, training_overlap=overlap)

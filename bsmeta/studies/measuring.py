@@ -130,15 +130,7 @@ def measure_run(study: StudyConfig, run: Run, device: torch.device) -> Measureme
     config = set_branch_length(resolve_config(evaluation, locate_model(str(run.folder))))
     steps = list_curve_steps(study, run.arm, config.max_train_steps)
     locations = [locate_model(str(run.folder / f"checkpoint-{step}step")) for step in steps]
-    overlap = find_training_overlap(
-        config.data_config,
-        locations[-1],
-        read_run_config(locations[-1], None, {}),
-        limit_gb=evaluation.overlap_check_gb,
-    )
-    if overlap is not None:
-        print(f"{run.name}: {overlap.describe()}", flush=True)
-
+    overlap = compare_with_training(run.name, evaluation, config.data_config, locations[-1])
     documents = DocumentBeginnings(config.data_config, study.measure, overlap)
     scores = _score_checkpoints(study.measure, config, documents, locations, device)
     facts = list_document_facts(documents, config.data_config.metadata_config)
@@ -178,6 +170,29 @@ def measure_run(study: StudyConfig, run: Run, device: torch.device) -> Measureme
         step_documents=_hash_step_documents(segments),
         logged_targets=np.array([event["targets"] for event in logged_steps], np.int64),
     )
+
+
+def compare_with_training(
+    name: str, evaluation: EvaluateConfig, data: DataConfig, location: Location
+) -> TrainingOverlap | None:
+    """Compares the held-out documents of `data` with a run's training shards; prints with how many.
+
+    Args:
+        name: The name of the comparison in the output.
+        location: A checkpoint of the run.
+
+    Returns:
+        See `find_training_overlap`.
+    """
+    overlap = find_training_overlap(
+        data,
+        location,
+        read_run_config(location, evaluation.training_config, {}),
+        limit_gb=evaluation.overlap_check_gb,
+    )
+    if overlap is not None:
+        print(f"{name}: {overlap.describe()}", flush=True)
+    return overlap
 
 
 @dataclass(frozen=True)

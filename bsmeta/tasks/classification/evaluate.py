@@ -181,6 +181,8 @@ def _evaluate_checkpoint(config: EvaluateConfig, location: Location, context: Pr
             train = replace_values(train, {"data_config.csv_encoding": AUTO})
         folding = Folding(tokenizer, data.fold_by, data.max_length)
         test = read_table(file, train, folding, labels, has_several=has_several)
+        if examples is None:
+            test.notes.append("not compared with the training texts, which cannot be read")
 
     batch_size = config.per_device_eval_batch_size or data.per_device_eval_batch_size
     scored = Scorer(len(labels), tokenizer, batch_size, context).score(model, test.chunks)

@@ -41,7 +41,7 @@ from bsmeta.tasks.disambiguation.embeddings import (
 from bsmeta.tasks.disambiguation.entities import NIL
 from bsmeta.tasks.disambiguation.mention_detection import refuse_model_without_detector
 from bsmeta.tasks.disambiguation.model import BiEncoder, run_model
-from bsmeta.tasks.disambiguation.prep import Sentences
+from bsmeta.tasks.disambiguation.prep import Sentences, count_shared_sentences
 from bsmeta.tasks.disambiguation.report import (
     BUILT_IN_SLICES,
     Scored,
@@ -348,7 +348,8 @@ def score_and_report(
     if missing and context.rank == 0:
         log.warning("%s: its lines define no slice %s", sentences.path, ", ".join(missing))
 
-    scored = score_mentions(data, model, sentences.read_gold(), context)
+    rows = sentences.read_gold()
+    scored = score_mentions(data, model, rows, context)
     others = {}
     if config.compare_with is not None:
         run_name = Path(config.compare_with).resolve().name.replace("_", " ")
@@ -365,6 +366,7 @@ def score_and_report(
             others,
             source=sentences.path.name,
             chosen=config.eval_slices,
+            notes=_note_training_sentences(data, rows, sentences.path.name),
             resamples=config.bootstrap_resamples,
             seed=config.seed,
         )
@@ -381,6 +383,22 @@ def score_and_report(
             )
         report_results(results, records, folder, facts, detection_results)
     return FinalScores(scored, detection)
+
+
+def _note_training_sentences(data: RunData, rows: Sequence[Row], source: str) -> list[str]:
+    """Returns a note with the number of sentences that are also in the training data, if any.
+
+    Args:
+        rows: The rows of the scored sentences.
+        source: The file of the sentences, for a warning.
+    """
+    num_shared = count_shared_sentences(rows, data.train)
+    if num_shared == 0:
+        return []
+    num_sentences = len({row.sentence for row in rows})
+    note = f"{num_shared:,} of {num_sentences:,} sentences are in the training data, too"
+    log.warning("%s: %s", source, note)
+    return [note]
 
 
 def _score_compared_model(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -74,6 +75,7 @@ LINES_PER_PART = 500
 """Number of lines that are encoded together."""
 PARTS_PER_GROUP = 40
 """Number of parts per process in a group; an interrupted build loses the parts of one group."""
+_HASHED_ROWS = 10_000  # rows that are read at a time to hash their tokens
 _REMEDY = "build it again with data_config.overwrite_prep=true"
 _MAX_NAMED_LINES = 5  # with lost mentions, in a warning
 
@@ -180,6 +182,16 @@ class Sentences:
         key = {**self.key, "data_config.use_weak_labels": False}
         return replace(self, rows=self.rows.select(numbers), key=key, is_gold_only=True)
 
+    def hash_rows(self) -> np.ndarray:
+        """Hashes the tokens of each row, uint64 [rows]."""
+        hashes = array("Q")
+        rows = self.rows.select_columns(["input_ids"]).with_format("arrow")
+        for batch in rows.iter(_HASHED_ROWS):
+            tokens = batch["input_ids"].combine_chunks()
+            ends = np.cumsum(tokens.value_lengths().to_numpy())
+            hashes.extend(map(_hash_tokens, np.split(tokens.flatten().to_numpy(), ends[:-1])))
+        return np.frombuffer(hashes, np.uint64)
+
     def read_aliases(self) -> np.ndarray:
         """Reads the aliases of all mentions as int64."""
         values = self._read_column("alias").flatten().to_numpy(zero_copy_only=False)
@@ -209,6 +221,21 @@ class Sentences:
 
     def _read_column(self, name: str) -> Any:
         return self.rows.with_format("arrow")[:][name].combine_chunks()
+
+
+def count_shared_sentences(rows: Sequence[Row], other: Sentences) -> int:
+    """Counts the sentences of rows whose tokens are also in another file.
+
+    Of a sentence that is divided into rows, it suffices that the file has one of them.
+    """
+    hashes = np.array([_hash_tokens(row.tokens) for row in rows], np.uint64)
+    is_shared = np.isin(hashes, other.hash_rows())
+    return len({row.sentence for row, shared in zip(rows, is_shared, strict=True) if shared})
+
+
+def _hash_tokens(tokens: np.ndarray) -> int:
+    """Returns a 64-bit hash of the tokens of a row, of any integer type."""
+    return xxhash.xxh3_64_intdigest(tokens.astype(np.int64).tobytes())
 
 
 def _drop_weak_labels(row: Row) -> Row:

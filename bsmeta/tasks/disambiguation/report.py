@@ -240,6 +240,7 @@ class Results:
     systems: list[str]  # the model first
     slices: list[SliceResult]  # nonempty slices
     by_count: list[SliceResult]  # bins of training counts; see `bin_by_count`
+    notes: list[str]  # facts that qualify the scores, such as sentences that were trained on
 
 
 def compute_results(
@@ -248,6 +249,7 @@ def compute_results(
     *,
     source: str,
     chosen: Collection[str] | None,
+    notes: Sequence[str] = (),
     resamples: int,
     seed: int,
 ) -> Results:
@@ -257,6 +259,7 @@ def compute_results(
         others: Whether each other system is right, bool [mentions] by name.
         source: The file of the mentions.
         chosen: The slices to report; None: all.
+        notes: Facts that qualify the scores.
     """
     _, documents = np.unique(scored.documents, return_inverse=True)
     comparison = _Comparison(
@@ -279,6 +282,7 @@ def compute_results(
             if members.any()
         ],
         by_count=[comparison.score_slice(name, members) for name, members in bins.items()],
+        notes=[*notes],
     )
 
 
@@ -433,7 +437,8 @@ def summarize_results(results: Results) -> list[str]:
             f"{format_points(gain.value)} points (95% interval {format_points(gain.low)} to "
             f"{format_points(gain.high)}{distinct})."
         )
-    return [*sentences, *warn_of_rough_intervals(results.documents, "documents")]
+    notes = [f"{note}." for note in results.notes]
+    return [*sentences, *notes, *warn_of_rough_intervals(results.documents, "documents")]
 
 
 def make_tables(results: Results) -> list[Table]:

@@ -1,8 +1,9 @@
 """Local copies of runs in buckets, for programs that read them: evaluation, prediction, `open_run`.
 
-A copy has the files of the run except the states of checkpoints; models are copied on request. It
-is kept in the cache of the user, so that a model is downloaded once, and another file only if the
-ETag of its object has changed. Of a log, only new parts are downloaded.
+A copy has the files of the run except the states of checkpoints; models are copied on request, with
+the state of the data, which identifies the training data. It is kept in the cache of the user, so
+that a model is downloaded once, and another file only if the ETag of its object has changed. Of a
+log, only new parts are downloaded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bsmeta.core.secrets import format_url
 from bsmeta.models.manifest import MANIFEST, find_fault, read_manifest
 from bsmeta.training.buckets.bucket import ObjectMissingError
 from bsmeta.training.buckets.choice import open_bucket
-from bsmeta.training.checkpoints.checkpoint import CONFIG_FILE
+from bsmeta.training.checkpoints.checkpoint import CONFIG_FILE, DATA_STATE_FILE
 from bsmeta.training.run_folder.run_objects import RUN_OBJECTS, is_claim, join_logs, list_log_parts
 
 MODEL = "model"
@@ -182,12 +183,21 @@ class RunCopy:
                 f"{', '.join(checkpoints) or 'none'}"
             )
         self._copy_verified(parent or MODEL, path)
+        self._copy_data_state(parent)
         if parent:
             self._write(f"{parent}/{CONFIG_FILE}", (self.folder / CONFIG_FILE).read_bytes())
 
         if self.is_model:
             return self.folder / path
         return self.folder / self._checkpoint
+
+    def _copy_data_state(self, checkpoint: str) -> None:
+        """Copies the state of the data of a checkpoint, or of the newest one (""), if any has."""
+        names = [checkpoint] if checkpoint else self._list_checkpoints()[-1:]
+        for name in names:
+            if f"{name}/{DATA_STATE_FILE}" in self._etags:
+                self._copy_object(f"{name}/{DATA_STATE_FILE}")
+                self._write_record()
 
     def _list_checkpoints(self) -> list[str]:
         """Lists the names of the checkpoints, oldest first."""

@@ -164,6 +164,7 @@ def test_texts_of_the_training_split_and_its_absence_are_reported(
             found = evaluated(run, validation_file=str(other))
         assert "no baselines, because the training data cannot be read" in caplog.text
         assert list(found["systems"]) == ["model", "model, first chunk only"]
+        assert found["notes"] == ["not compared with the training texts, which cannot be read"]
     finally:
         other.rename(table)
 

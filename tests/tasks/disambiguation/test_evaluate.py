@@ -53,7 +53,9 @@ def test_the_report_again_beside_a_model_that_reads_only_titles(
     assert json.loads((run / "evaluation" / "evaluation.json").read_text()) == first
 
     launch(EVALUATE, f"checkpoint={run}", f"validation_file={tmp_path}/train.jsonl")
-    assert (run / "evaluation-train" / "evaluation.md").exists()
+    in_training = json.loads((run / "evaluation-train/evaluation.json").read_text())
+    assert in_training["notes"] == ["56 of 56 sentences are in the training data, too"]
+    assert first["notes"] == []
 
     # Another file of the same name, and the gold answers may be several.
     (tmp_path / "y").mkdir()

@@ -23,7 +23,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import prep
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.lines import Problems, read_lines
-from bsmeta.tasks.disambiguation.prep import Sentences, open_prep
+from bsmeta.tasks.disambiguation.prep import Sentences, count_shared_sentences, open_prep
 from bsmeta.tasks.disambiguation.profiles import (
     add_entities,
     build_entities,
@@ -424,6 +424,34 @@ def test_weak_labels_can_be_left_out(open_lines: Open) -> None:
     assert gold.key == {**sentences.key, "data_config.use_weak_labels": False}
     with pytest.raises(DataError, match="has no gold mention to train on, only weak labels"):
         open_lines([weak], overwrite=True).select_gold()
+
+
+def test_sentences_of_another_file_are_counted_by_their_text(
+    open_lines: Open, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    sentences = open_lines([LINE])
+    other_line = {
+        "sentence": "Lincoln is a city .",
+        "sent_idx_unq": 7,  # the number of another sentence
+        "aliases": ["lincoln"],
+        "qids": ["Q28260"],
+        "char_spans": [[0, 7]],
+        "gold": [True],
+    }
+    mention = {name: LINE[name][2:] for name in ("aliases", "qids", "char_spans", "gold")}
+    lines = [
+        other_line,
+        {**LINE, "sent_idx_unq": 8, "document": "copy"},  # two rows, one sentence
+        {**LINE, **mention, "sent_idx_unq": 9, "slices": {}},  # with other mentions
+    ]
+    path = tmp_path / "other.jsonl"
+    write(path, lines)
+    table = EntityTable.open(tmp_path / "table")
+    others = open_prep(path, table, tokenizer, tmp_path / "prep/other", LIMITS, workers=1)
+    assert len(others.rows) == 4
+    assert count_shared_sentences(others.read_gold(), sentences) == 2
+    assert count_shared_sentences(sentences.read_gold(), others) == 1
+    assert count_shared_sentences(others.read_gold()[:1], sentences.select_gold()) == 0
 
 
 def test_a_store_is_valid_for_a_table_to_which_entities_were_added(

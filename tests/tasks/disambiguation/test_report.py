@@ -134,7 +134,15 @@ def test_the_names_of_bootleg_are_reported_if_they_are_named() -> None:
 def test_gains_are_paired_over_documents() -> None:
     # In each of 10 documents, the model is right twice and the most popular candidate once.
     some = scored([(0, 0, 3, 1), (0, 1, 3, 2)] * 10)
-    results = compute_results(some, {}, source="dev", chosen=["tail"], resamples=200, seed=1)
+    results = compute_results(
+        some,
+        {},
+        source="dev",
+        chosen=["tail"],
+        notes=["2 of 9 sentences are in the training data, too"],
+        resamples=200,
+        seed=1,
+    )
     assert (results.documents, results.systems) == (10, ["model", POPULAR])
     (everything, tail) = results.slices
     gain = tail.difference[POPULAR]
@@ -143,9 +151,9 @@ def test_gains_are_paired_over_documents() -> None:
     assert [(one.name, one.metrics["mentions"]) for one in results.by_count] == [
         ("1", 10.0), ("2–3", 10.0),
     ]  # fmt: skip
-    assert summarize_results(results)[-1].startswith(
-        "10 documents are few to resample: 95% intervals over"
-    )
+    *_, note, warning = summarize_results(results)
+    assert note == "2 of 9 sentences are in the training data, too."
+    assert warning.startswith("10 documents are few to resample: 95% intervals over")
 
 
 def test_bins_of_the_plot() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import CheckpointError, DataError
 from bsmeta.core.files import UnsafeNameError
 from bsmeta.models.manifest import write_model_manifest
+from bsmeta.tasks.causal_lm.evaluation.training_shards import read_saved_fingerprint
 from bsmeta.tasks.checkpoints import locate_model
 from bsmeta.training.buckets.bucket import RunBucket, StoredObject
 from bsmeta.training.buckets.choice import open_bucket
@@ -102,6 +104,20 @@ def test_a_model_is_copied_once_and_verified(run: RunFolder, server: BucketServe
         CheckpointError, match=f"{server.run_url}/model/model.safetensors: the object has cha"
     ):
         locate_model(server.run_url)
+
+
+def test_the_state_of_the_data_is_copied_with_a_model(run: RunFolder, server: BucketServer) -> None:
+    for step in (2, 3):
+        state = {"fingerprint": {"shards": {f"shard-{step}.jsonl": {"bytes": 5}}}, "streams": {}}
+        folder = f"runs/first/checkpoint-{step}step"
+        server.put({
+            f"{folder}/data_state.json": json.dumps(state).encode(),
+            f"{folder}/manifest.json": b'{"files": {}}',
+        })  # fmt: skip
+    location = locate_model(server.run_url)
+    assert read_saved_fingerprint(location) == {"shards": {"shard-3.jsonl": {"bytes": 5}}}
+    assert location.run_folder is not None
+    assert not (location.run_folder / "checkpoint-2step/data_state.json").exists()
 
 
 def test_an_address_without_a_run_or_model_is_refused(run: RunFolder, server: BucketServer) -> None:

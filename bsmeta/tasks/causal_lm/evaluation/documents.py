@@ -26,7 +26,12 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_start import explain_no_document, refuse_other_format
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.shard_lines import open_shard
-from bsmeta.data.io.shards import describe_position, find_validation_path, read_remote_settings
+from bsmeta.data.io.shards import (
+    describe_non_file,
+    describe_position,
+    find_validation_path,
+    read_remote_settings,
+)
 from bsmeta.data.stream.reasons import refine_error
 from bsmeta.data.stream.stages.render import check_length
 from bsmeta.metadata.decoding import TEXT_KEY, Decoder, make_decoder
@@ -251,8 +256,9 @@ class HeldOutDocuments:
             f"validation_file={self.path}: {num_refused:,} of {num_refused + len(self):,} "
             "documents are in training shards of the run of checkpoint="
             f"{self.training_overlap.checkpoint}; the first: {self._first_overlap}; expected "
-            "documents that the run was not trained on (for evaluate.py and generate.py: "
-            "on_training_overlap=drop leaves these out)"
+            "documents that the run was not trained on (evaluate.py and generate.py leave these "
+            "out with on_training_overlap=drop; for a study, leave them out of "
+            "measure.validation_file)"
         )
 
     def _refuse_empty(self) -> None:
@@ -275,12 +281,15 @@ def _locate_file(config: DataConfig, remote_file: FileRef | None) -> str | FileR
     if not path:
         raise ConfigurationError(
             "data_config.validation_file is not set; expected the path of a held-out "
-            ".jsonl.gz shard (for bsmeta/evaluate.py: validation_file=PATH)"
+            ".jsonl.gz shard (evaluate.py and generate.py: validation_file=PATH; "
+            "experiments/downstream.py: --validation-file PATH)"
         )
     if not isinstance(path, FileRef) and not os.path.isfile(path):
+        problem = f"does not exist (from {os.getcwd()})"
+        if os.path.lexists(path):
+            problem = f"is {describe_non_file(path)}"
         raise DataError(
-            f"validation_file={path} does not exist (from {os.getcwd()}); "
-            "expected the path of a held-out .jsonl.gz shard"
+            f"validation_file={path} {problem}; expected the path of a held-out .jsonl.gz shard"
         )
     if remote_file is not None:  # located by another process, which has a cache of its own
         return replace(remote_file, settings=read_remote_settings(config))

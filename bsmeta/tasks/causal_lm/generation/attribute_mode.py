@@ -105,7 +105,8 @@ def _open_documents(
     They are compared with the training shards, unless only their labels are used.
 
     Raises:
-        DataError: If the run was trained on them, unless `on_training_overlap` is `drop`.
+        DataError: If the file is a training shard of the run; or if it has documents of one, and
+            `on_training_overlap` is `error`.
     """
     if config.prompt and config.candidates and config.prior == "uniform":
         return None

@@ -88,6 +88,8 @@ def test_a_truncated_file_is_read_up_to_its_end(tmp_path: Path) -> None:
 def test_a_missing_file_and_an_unset_key_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"validation_file=.*none\.gz does not exist"):
         read(DataConfig(validation_file=str(tmp_path / "none.gz")))
+    with pytest.raises(DataError, match=f"validation_file={tmp_path} is a folder; expected"):
+        read(DataConfig(validation_file=str(tmp_path)))
     with pytest.raises(ConfigurationError, match="validation_file is not set"):
         read(DataConfig())
 

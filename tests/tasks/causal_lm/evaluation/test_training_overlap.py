@@ -106,8 +106,9 @@ def test_a_document_of_a_training_shard_is_refused_by_its_text(
     assert (
         f"validation_file={other}: 2 of 4 documents are in training shards of the run of "
         f"checkpoint={run_folder}; the first: line 2 has the text of {second}, line 5; expected "
-        "documents that the run was not trained on (for evaluate.py and generate.py: "
-        "on_training_overlap=drop leaves these out)"
+        "documents that the run was not trained on (evaluate.py and generate.py leave these "
+        "out with on_training_overlap=drop; for a study, leave them out of "
+        "measure.validation_file)"
     ) in capsys.readouterr().err
     assert not (run_folder / "evaluation-other").exists()
 
