@@ -295,6 +295,6 @@ def test_only_one_module_writes_markdown() -> None:
     # The last two write none of data: the page about the keys, and the weights beside a card.
     assert writers == {
         "page.py", "report.py", "report_analysis.py", "results.py", "command.py",
-        "model_card.py", "reference.py",
+        "model_card.py", "when_metadata.py", "reference.py",
         "manifest.py",
     }  # fmt: skip
