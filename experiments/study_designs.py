@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,6 @@ from bsmeta.studies.statistics import Estimate, StudyMeasurements
 
 Floats = NDArray[np.float64]
 
-STUDIES = Path(__file__).parent / "studies"
 DIFFERENCE = 0.01
 """The difference to be found, in bits per byte."""
 
@@ -51,7 +49,7 @@ LOGGED = 12
 
 @dataclass(frozen=True)
 class Design:
-    """A way to measure what training with the URL changes, and the difference measured with it."""
+    """A way to measure the effect of training with the host, and the measured difference."""
 
     name: str
     difference: Estimate
@@ -178,7 +176,7 @@ def estimate_bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats
     """Estimates bits per byte by length of training, from byte 128 on, without metadata.
 
     Returns:
-        Text tokens, float64 [lengths]; bits per byte of text alone and of training with the URL,
+        Text tokens, float64 [lengths]; bits per byte of text alone and of training with the host,
         float64 [seeds, 2 arms, lengths].
     """
     bins = measured.select_bins([FIRST_BYTE])
@@ -191,7 +189,7 @@ def estimate_bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats
 
 
 def fit_effective_data_factors(
-    tokens: Floats, bits: Floats, by_length: bool = False
+    tokens: Floats, bits: Floats, *, by_length: bool = False
 ) -> list[Factor]:
     """Fits one power law to both arms, one of which has `factor` times its text tokens.
 

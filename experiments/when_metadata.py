@@ -101,10 +101,8 @@ differences = [
 """The differences of the claims, for the script of docs/verdicts.md."""
 
 
-def make_page(study: StudyConfig) -> str:
+def make_page(study: StudyConfig, results: Results, measured: StudyMeasurements) -> str:
     """Makes the Markdown of the page."""
-    results = compute_results(study)
-    measured, _ = load_measurements(study)
     answers = "\n".join(f"- {escape_sentence(line)}" for line in format_sentences(results))
     blocks = [
         "# When does metadata help a model that is used without it?",
@@ -144,6 +142,7 @@ def describe_study(
         "training, the length of the last phase without metadata, the content of the prefix, and "
         "the position in a page."
     )
+
     longest = LENGTHS[-1]
     tokens_per_step = compute_text_tokens(measured, longest) / longest
     shares = compute_host_shares(measured)
@@ -160,6 +159,7 @@ def describe_study(
         f"{longest:,} steps with a cooldown of 40%. In text alone, the learning rate falls in the "
         f"same way. {longest:,} steps are one pass over the training text."
     )
+
     hours = [sum_training_hours(measured, seed) for seed in measured.seeds]
     seeds = ", ".join(map(str, results.seeds))
     yield (
@@ -171,11 +171,11 @@ def describe_study(
         f"to {max(hours):.1f} hours of wall time a seed, in one thread, on "
         f"{describe_machines(measured)}."
     )
-    declared = len(study.seeds)
-    if len(results.seeds) < declared:
+
+    if len(results.seeds) < len(study.seeds):
         yield (
-            f"**{len(results.seeds)} of {declared} declared seeds are measured so far**, so every "
-            "claim is open, and the figures below will change."
+            f"**{len(results.seeds)} of {len(study.seeds)} declared seeds are measured so far**, "
+            "so every claim is open, and the figures below will change."
         )
 
 
@@ -357,6 +357,7 @@ def make_task_table(
     scores = {arm: [seed.scores for seed in runs] for arm, runs in scores_by_arm.items()}
     table = make_study_table(scores, labels, baseline).drop_columns("prompt", "of the prompt")
     arms = {label: arm for arm, label in labels.items()}
+
     columns = [*table.columns, Column(f"bits per byte, to {labels[baseline]}", SIGNED)]
     rows = []
     for row in table.rows:
@@ -491,10 +492,12 @@ def describe_recomputation(study: StudyConfig, results: Results) -> Iterator[str
         "`experiments/studies/results/when_metadata`, and replace its differences by these, which "
         "are in the order of the claims:"
     )
+
     measured_seeds = ""
     if len(results.seeds) < len(study.seeds):
         measured_seeds = f'DECLARED["seeds"] = {results.seeds}  # those measured so far\n\n\n'
     yield format_code_block(measured_seeds + RECOMPUTATION, "python")
+
     yield "It prints the differences with their intervals and p-values, uncorrected:"
     effects = [claim.effect for claim in results.claims if claim.effect is not None]
     yield format_code_block("\n".join(map(format_effect, effects)), "text")
@@ -519,17 +522,20 @@ def draw_length_plot(measured: StudyMeasurements) -> Figure:
         ]
         for prefix in PREFIXES
     }
+
     for number, (axes, part) in enumerate(zip(panels, PARTS, strict=True)):
         for shift, (prefix, style) in enumerate(styles.items(), start=-1):
             positions = [steps * 1.06**shift for steps in LENGTHS]  # apart, so that all are seen
             points = [by_part[number] for by_part in differences[prefix]]
             draw_errors(axes, positions, points, style)
+
         axes.axhline(0, color=INK, linewidth=1)
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(LENGTHS, [f"{steps:,}" for steps in LENGTHS])
         axes.set_xlabel("steps of training")
         axes.set_title(part, loc="left")
+
     panels[0].set_ylabel("bits per byte minus text alone")
     figures.add_legend_below(
         figure, [(label, styles[prefix]) for prefix, label in PREFIXES.items()]
@@ -554,11 +560,11 @@ def main() -> int:
     """Write the page and its pictures; returns the exit code."""
     os.chdir(REPOSITORY)  # the folder of the measurements is relative to it
     study = load_study(STUDIES / "when_metadata.yaml")
-    PAGE.write_text(make_page(study), encoding="utf-8")
-    figures.save_figure(
-        draw_claim_plot(compute_results(study)), IMAGES / "when_metadata_claims.png"
-    )
+    results = compute_results(study)
     measured, _ = load_measurements(study)
+
+    PAGE.write_text(make_page(study, results, measured), encoding="utf-8")
+    figures.save_figure(draw_claim_plot(results), IMAGES / "when_metadata_claims.png")
     figures.save_figure(draw_length_plot(measured), IMAGES / "when_metadata_lengths.png")
     print(f"written: {PAGE.relative_to(REPOSITORY)} and its pictures")
     return 0

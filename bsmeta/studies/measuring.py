@@ -175,10 +175,10 @@ def measure_run(study: StudyConfig, run: Run, device: torch.device) -> Measureme
 def compare_with_training(
     name: str, evaluation: EvaluateConfig, data: DataConfig, location: Location
 ) -> TrainingOverlap | None:
-    """Compares the held-out documents of `data` with a run's training shards; prints with how many.
+    """Compares the held-out documents of `data` with a run's training shards; prints the result.
 
     Args:
-        name: The name of the comparison in the output.
+        name: The name of the run, or of the tasks, in the output.
         location: A checkpoint of the run.
 
     Returns:

@@ -80,6 +80,8 @@ def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_at_signals():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from bsmeta.studies.config import load_study
+from bsmeta.studies.results import compute_results, load_measurements
 from tests.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/when_metadata.md").read_text(encoding="utf-8")
@@ -31,7 +32,8 @@ def test_every_figure_of_the_page_follows_from_the_measurements(
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
     study = load_study(REPOSITORY / "experiments/studies/when_metadata.yaml")
-    assert when_metadata.make_page(study) == PAGE
+    measured, _ = load_measurements(study)
+    assert when_metadata.make_page(study, compute_results(study), measured) == PAGE
 
 
 def test_the_page_recomputes_the_claims_without_this_package() -> None:
