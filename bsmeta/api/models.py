@@ -244,6 +244,8 @@ class LanguageModel(Model):
     def score(self, documents: Iterable[GivenDocument], *, windows: str = "sliding") -> list[Score]:
         """Scores the text of each document, with and without its metadata.
 
+        The documents are not compared with the training data; `bsmeta.evaluate_model` compares.
+
         Args:
             documents: Texts, `{"text": …, "metadata": {…}}`, or records of the training data: a
                 list, a `Dataset`, or any other iterable.
@@ -438,6 +440,8 @@ class Predictor(Model):
 
     def predict(self, texts: Iterable[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Predicts the columns of `bsmeta predict` for each text.
+
+        The texts are not compared with the training data; `bsmeta.evaluate_model` compares.
 
         Args:
             texts: Texts, or records with a text in the column of the training data (for a

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -28,9 +28,10 @@ from bsmeta.config.unused_keys import refuse_unused_keys
 from bsmeta.core.errors import ConfigurationError, DataError, format_value
 from bsmeta.core.files import is_inside
 from bsmeta.core.log_once import log_once
+from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import redact
 from bsmeta.tasks import TASKS
-from bsmeta.training.checkpoints.checkpoint import list_checkpoints
+from bsmeta.training.checkpoints.checkpoint import DATA_STATE_FILE, list_checkpoints
 from bsmeta.training.run_folder.local_copy import RunCopy
 from bsmeta.training.task import Task
 
@@ -164,6 +165,25 @@ def _find_recipe_on_hub(name: str) -> Path | None:
         return Path(hf_hub_download(name, RECIPE))
     except (OSError, ValueError):
         return None
+
+
+def iterate_saved_fingerprints(location: Location) -> Iterator[dict[str, Any]]:
+    """Yields the fingerprints of the data in checkpoints; those that cannot be read are left out.
+
+    The checkpoint of the model comes first, then those of its run, from the newest.
+    """
+    folders = [Path(location.model).parent, Path(location.name)]
+    if location.run_folder is not None:
+        newest_first = reversed(list_checkpoints(location.run_folder))
+        folders += [checkpoint.folder for checkpoint in newest_first]
+    for folder in folders:
+        try:
+            state = parse_json((folder / DATA_STATE_FILE).read_text(encoding="utf-8"))
+            fingerprint = state["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(fingerprint, dict):
+            yield fingerprint
 
 
 def read_recipe(file: Path) -> dict[str, Any]:

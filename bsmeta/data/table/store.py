@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 KEY_FILE = "key.json"
 HASHES_FILE = "hashes.json"
+DELETION = "delete the folder to build it again"
+"""The advice on replacing a store."""
 
 _STATE_FILE = "state.json"  # written by `datasets`: lists the Arrow files in order
 
@@ -88,7 +90,7 @@ def open_store(
     build: Callable[[], datasets.Dataset | Iterable[pa.RecordBatch]],
     *,
     overwrite: bool = False,
-    remedy: str = "delete the folder to build it again",
+    remedy: str = DELETION,
 ) -> datasets.Dataset:
     """Opens a store; builds it first if it does not exist.
 
@@ -113,8 +115,6 @@ def open_store(
             settings.
         DataError: If the store is damaged, or cannot be written.
     """
-    from datasets import load_from_disk
-
     current = json.loads(json.dumps(key))  # as it is after loading: tuples become lists
     with hold_write_lock(folder, f"the rows of {folder}"):
         if overwrite and folder.exists() and _read_key(folder).key != current:
@@ -122,9 +122,25 @@ def open_store(
         if not folder.exists():
             with report_opaque_work():
                 _write_store(folder, current, build())
-        saved = _read_key(folder)
+    return load_store(folder, current, remedy=remedy)
 
-    differences = "\n".join(describe_differences(saved.key, current, "in the store"))
+
+def load_store(folder: Path, key: Mapping[str, Any], *, remedy: str = DELETION) -> datasets.Dataset:
+    """Loads the rows of an existing store.
+
+    Args:
+        key: See `open_store`; as it is after loading from JSON.
+        remedy: See `open_store`.
+
+    Raises:
+        ConfigurationError: If the store was built from a different source or with different
+            settings.
+        DataError: If the store is damaged.
+    """
+    from datasets import load_from_disk
+
+    saved = _read_key(folder)
+    differences = "\n".join(describe_differences(saved.key, key, "in the store"))
     if differences:
         raise ConfigurationError(
             f"{folder} was built with other settings; restore them, or {remedy}:\n{differences}"
@@ -261,7 +277,7 @@ def _read_key(folder: Path) -> SavedKey:
 
 def _make_damage_error(folder: Path, reason: str) -> DataError:
     """Returns the error for a damaged store."""
-    return DataError(f"{folder} is damaged ({reason}); delete the folder to build it again")
+    return DataError(f"{folder} is damaged ({reason}); {DELETION}")
 
 
 class _SavedHash(msgspec.Struct):

@@ -95,7 +95,7 @@ from bsmeta.tasks.classification.results import (
     compute_results,
     compute_scores,
 )
-from bsmeta.tasks.classification.store import SPLITS, hash_text
+from bsmeta.tasks.classification.store import SPLITS, count_training_texts, hash_text
 from bsmeta.tasks.classification.systems import (
     Split,
     find_most_frequent_labels,
@@ -449,12 +449,17 @@ def _name_unit(config: ClassificationConfig) -> str:
 
 def _note_training_texts(test: TestSet, training_texts: Sequence[str]) -> None:
     """Adds a note with the number of texts of a test set that are also in the training split."""
-    training_hashes = set(map(hash_text, training_texts))
-    shared = sum(hash_text(text) in training_hashes for text in join_texts(test.chunks))
-    if shared:
-        count = len(test.groups)
-        test.notes.append(f"{shared:,} of {count:,} texts are in the training split, too")
+    test_hashes = _hash_texts(join_texts(test.chunks))
+    num_shared = count_training_texts(test_hashes, _hash_texts(training_texts))
+    if num_shared:
+        count = len(test_hashes)
+        test.notes.append(f"{num_shared:,} of {count:,} texts are in the training split, too")
         logger.warning("%s: %s", test.source, test.notes[-1])
+
+
+def _hash_texts(texts: Iterable[str]) -> np.ndarray:
+    """Hashes texts, uint64 [texts]; see `hash_text`."""
+    return np.fromiter(map(hash_text, texts), np.uint64)
 
 
 def predict_baselines(

@@ -65,6 +65,12 @@ SPLIT_NAMES = {
 }
 """Splits by the values of a split column, in lower case."""
 
+_EFFECTS_OF_LEAKS = {
+    VALIDATION: "systems, settings and thresholds are chosen on scores that are too high",
+    TEST: "scores on them are too high",
+}
+"""The effect of training texts in each held-out split, for warnings."""
+
 CONTENT_KEY = "content of the CSV file"
 """Name of the setting in the database with the hash of the table."""
 
@@ -908,17 +914,31 @@ def describe_absent_labels(
 
 
 def describe_leaks(splits: np.ndarray, texts: np.ndarray) -> list[str]:
-    """Describes rows of held-out splits whose text is also in the training split, in warnings."""
+    """Describes rows of held-out splits whose text is also in the training split, in warnings.
+
+    Args:
+        splits: int8 [rows].
+        texts: int64 [rows], index of the text of each row.
+    """
     notes = []
-    for split in (VALIDATION, TEST):
+    for split, effect in _EFFECTS_OF_LEAKS.items():
         split_texts = texts[splits == split]
-        leaked = int(np.isin(split_texts, texts[splits == TRAIN]).sum())
-        if leaked:
+        num_leaked = count_training_texts(split_texts, texts[splits == TRAIN])
+        if num_leaked:
             notes.append(
-                f"{leaked:,} of {len(split_texts):,} rows of the {SPLITS[split]} split have a text "
-                "that is also in the training split: scores on them are too high"
+                f"{num_leaked:,} of {len(split_texts):,} rows of the {SPLITS[split]} split have a "
+                f"text that is also in the training split: {effect}"
             )
     return notes
+
+
+def count_training_texts(held_out: np.ndarray, training: np.ndarray) -> int:
+    """Counts the held-out texts that are also in the training split.
+
+    Args:
+        held_out, training: [texts], the index of each text, or its hash.
+    """
+    return int(np.isin(held_out, training).sum())
 
 
 def describe_similar_labels(names: Sequence[str]) -> list[str]:

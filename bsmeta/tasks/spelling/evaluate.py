@@ -16,6 +16,7 @@ of neighbors is one edit).
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bsmeta.config.metric_table import compute_values, select_report_rows
 from bsmeta.config.programs.evaluating import EvaluateConfig
-from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.progress import report_each
 from bsmeta.data.text.sentences import find_word_core
 from bsmeta.report.cells import Cell
@@ -46,6 +47,7 @@ from bsmeta.tasks.checkpoints import (
     announce_data,
     check_evaluation_keys,
     choose_report_folder,
+    iterate_saved_fingerprints,
     read_training_config,
     replace_initial_model,
 )
@@ -69,6 +71,9 @@ from bsmeta.tasks.spelling.false_alarms import (
 from bsmeta.tasks.spelling.lexicon import fold_word
 from bsmeta.tasks.spelling.metrics import METRICS, Judged, format_share
 from bsmeta.tasks.spelling.noise import copy_case, is_editable
+from bsmeta.tasks.spelling.samples import Table as TrainingTable
+from bsmeta.tasks.spelling.samples import open_saved_table
+from bsmeta.tasks.spelling.training_lines import count_training_lines
 from bsmeta.tasks.spelling.word_scripts import WordScripts
 from bsmeta.training.metric_values import make_metrics
 from bsmeta.training.ranks.processes import FinishContext, Processes
@@ -76,6 +81,8 @@ from bsmeta.training.task import Metric
 
 if TYPE_CHECKING:
     from symspellpy import SymSpell
+
+logger = logging.getLogger(__name__)
 
 # Names of systems.
 MODEL = "model"
@@ -235,6 +242,12 @@ class TestSet:
     correct: list[Any]  # per line the labels, or the correct line
     clean: list[str]  # the correct text; empty if it is unknown
     is_lower: list[bool]  # for correction: whether the prediction for each line is lower-cased
+
+    def list_versions(self) -> list[tuple[str, ...]]:
+        """Lists each line with errors, and as in the correct text if it has the same lines."""
+        if len(self.clean) != len(self.corrupt):
+            return [(line,) for line in self.corrupt]
+        return [*zip(self.corrupt, self.clean, strict=True)]
 
     def cased(self, corrected: Sequence[str]) -> list[str]:
         """Lower-cases the corrected lines for which `is_lower` holds; [] for no lines."""
@@ -461,11 +474,23 @@ def run_evaluation(
         judge = partial(task.judge, model, context=context)
 
         folder = Path()  # not used by other ranks
+        table = None
         if context.is_main:
             folder = choose_report_folder(config, location, has_other_data=has_other_data)
             folders.append(folder)
-        _score_test_sets(train, judge, context, location.name, folder)
+            table = _open_training_table(train, location)
+        _score_test_sets(train, judge, table, context, location.name, folder)
     return folders
+
+
+def _open_training_table(config: SpellingConfig, location: Location) -> TrainingTable | None:
+    """Opens the samples that the run of a model has read; None, with a warning, if it cannot."""
+    fingerprint = next(iterate_saved_fingerprints(location), {})
+    try:
+        return open_saved_table(config.store_dir, fingerprint)
+    except UserError as error:
+        logger.warning("test sets are not compared with the training texts: %s", error)
+        return None
 
 
 def _choose_test_sets(config: EvaluateConfig, location: Location) -> SpellingConfig:
@@ -484,10 +509,16 @@ def _choose_test_sets(config: EvaluateConfig, location: Location) -> SpellingCon
     return train
 
 
-def finish_run(config: SpellingConfig, judge: Judge, context: FinishContext) -> list[Metric]:
-    """Scores the test sets of the run with its exported model; rank 0 writes the report."""
+def finish_run(
+    config: SpellingConfig, judge: Judge, table: TrainingTable, context: FinishContext
+) -> list[Metric]:
+    """Scores the test sets of the run with its exported model; rank 0 writes the report.
+
+    Args:
+        table: The samples of the run.
+    """
     results = _score_test_sets(
-        config, judge, context, str(context.exported), context.folder / "evaluation"
+        config, judge, table, context, str(context.exported), context.folder / "evaluation"
     )
     metrics: list[Metric] = []
     for test_set, (model, *_) in results.items():
@@ -496,9 +527,18 @@ def finish_run(config: SpellingConfig, judge: Judge, context: FinishContext) -> 
 
 
 def _score_test_sets(
-    config: SpellingConfig, judge: Judge, context: Processes, checkpoint: str, folder: Path
+    config: SpellingConfig,
+    judge: Judge,
+    table: TrainingTable | None,
+    context: Processes,
+    checkpoint: str,
+    folder: Path,
 ) -> Results:
-    """Scores the test sets of a configuration on all processes; rank 0 writes the report."""
+    """Scores the test sets of a configuration on all processes; rank 0 writes the report.
+
+    Args:
+        table: The samples of the run, which rank 0 compares; None if they cannot be read.
+    """
     test_sets = read_test_sets(Path(str(config.benchmarks)), config.task, config.benchmark_lines)
     results = score_test_sets(config, test_sets, judge, context)
     if context.rank == 0:
@@ -509,8 +549,30 @@ def _score_test_sets(
             "intervals": f"bootstrap over lines, {config.bootstrap_resamples:,} resamples, "
             f"seed {config.seed}",
         }
-        report_results(config.task, results, facts, folder, config.model_card.command)
+        notes = note_training_lines(test_sets, table)
+        report_results(config.task, results, facts, folder, notes, config.model_card.command)
     return results
+
+
+def note_training_lines(test_sets: Sequence[TestSet], table: TrainingTable | None) -> list[str]:
+    """Returns notes with the numbers of lines that are also in the training texts, if any.
+
+    Args:
+        table: The samples of the run; None if they cannot be read.
+    """
+    if table is None:
+        return ["not compared with the training texts, which cannot be read"]
+
+    lines = {test_set.name: test_set.list_versions() for test_set in test_sets}
+    notes = []
+    for name, num_shared in count_training_lines(lines, table.read_training_texts()).items():
+        if num_shared:
+            count = len(lines[name])
+            notes.append(
+                f"{name}: {num_shared:,} of {count:,} lines are in the training texts, too"
+            )
+            logger.warning("%s", notes[-1])
+    return notes
 
 
 def report_results(
@@ -518,18 +580,20 @@ def report_results(
     results: Results,
     facts: Mapping[str, str],
     folder: Path,
+    notes: Sequence[str] = (),
     training_command: str | None = None,
 ) -> None:
     """Writes the report of a task on test sets to a folder, and prints it.
 
     Args:
         facts: The model, the test sets and the settings, as label -> value.
+        notes: Facts that qualify the scores, such as lines that were trained on.
         training_command: Shown instead of the command of a training process.
     """
     tables = [make_results_table(task, results)]
     if any(systems[0].false_alarms_by_kind for systems in results.values()):
         tables.append(make_kinds_table(task, results))
-    sentences = summarize_results(results)
+    sentences = [*summarize_results(results), *(f"{note}." for note in notes)]
 
     test_sets: list[dict[str, Any]] = []
     for name, systems in results.items():
@@ -540,7 +604,8 @@ def report_results(
     title = REPORTINGS[task].title
     commands = describe_command(training_command)
     page = Page(title, sentences, facts, [Section(tables=tables)], commands)
-    written = write_report(page, {"task": task, "test_sets": test_sets}, folder)
+    content = {"task": task, "notes": [*notes], "test_sets": test_sets}
+    written = write_report(page, content, folder)
     print_report(tables, sentences, written)
 
 

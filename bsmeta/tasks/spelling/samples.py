@@ -23,7 +23,8 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import chain, groupby, zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +37,13 @@ from bsmeta.core.files import build_atomically, refuse_undecodable
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.progress import hold_lock, report_progress
 from bsmeta.data import derive_seed, permute
-from bsmeta.data.table.store import hash_files, open_store
+from bsmeta.data.table.store import (
+    KEY_FILE,
+    hash_files,
+    load_store,
+    open_store,
+    read_saved_key,
+)
 from bsmeta.data.text.sentences import cut_text
 from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.lexicon import is_lexicon
@@ -219,6 +226,19 @@ class Table:
             for sample in batch:
                 yield sample.correct
 
+    def read_training_texts(self) -> Iterator[str]:
+        """Yields the texts of samples that are trained on or counted, as before they were cut.
+
+        White space is normalized. Of a pair, both texts are yielded, the one with errors first.
+        """
+        for split in ("train", "counted"):
+            samples = chain.from_iterable(self._read_batches(split))
+            for _, text_samples in groupby(samples, attrgetter("name")):
+                parts = [*text_samples]
+                if any(part.target is not None for part in parts):
+                    yield " ".join(part.source for part in parts)
+                yield " ".join(part.correct for part in parts)
+
     def measure_lengths(
         self, key: Any, measure: Callable[[list[Sample]], np.ndarray]
     ) -> np.ndarray:
@@ -283,6 +303,24 @@ def open_table(config: SpellingConfig) -> Table:
     }
     folder = Path(config.store_dir) / _hash_key(key)
     return Table(open_store(folder, key, lambda: _build_rows(config, sets, key)), key, folder)
+
+
+def open_saved_table(store_dir: str, fingerprint: Mapping[str, Any]) -> Table:
+    """Opens the samples that a run has read, without its data sets.
+
+    Args:
+        store_dir: The folder of the stores.
+        fingerprint: The fingerprint of the data in a checkpoint of the run.
+
+    Raises:
+        DataError: If the store is missing, or a store is damaged.
+    """
+    for key_file in sorted(Path(store_dir).glob(f"*/{KEY_FILE}")):
+        folder = key_file.parent
+        key = read_saved_key(folder)
+        if key and key.items() <= fingerprint.items():
+            return Table(load_store(folder, key), key, folder)
+    raise DataError(f"store_dir={store_dir} lacks the samples of the run")
 
 
 def _hash_sets(sets: Sequence[Sequence[Path]], store_dir: Path) -> list[dict[str, str]]:

@@ -228,9 +228,11 @@ class SpellingTask(Task):
         if self._config.benchmarks is None:
             return []
         exported = self.load(context.exported / "model").to(context.device)
-        return finish_run(
-            self._config, lambda lines: [*self.judge(exported, lines, context)], context
-        )
+
+        def judge(lines: Sequence[str]) -> list[Any]:
+            return [*self.judge(exported, lines, context)]
+
+        return finish_run(self._config, judge, self.table, context)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bsmeta.tasks.classification.config import ClassificationConfig, find_value_problems
+from bsmeta.tasks.classification.evaluate import read_test_split
 from bsmeta.tasks.classification.examples import open_examples
 from bsmeta.tasks.classification.store import (
     describe_similar_labels,
@@ -188,7 +189,7 @@ def test_texts_in_two_declared_splits_are_reported(
 ) -> None:
     parts = ["train", "train", "test", "test", "validation"]
     rows = [(f"stop {n // 2}", "ab"[n % 2], name) for n, name in enumerate(parts * 2)]
-    rows.append(("stop  0", "a", "test"))
+    rows += [("stop  0", "a", "test"), ("stop 0\n", "a", "validation")]
     table = write_csv(tmp_path / "table.csv", rows, ["text", "label", "part"])
     with caplog.at_level(logging.WARNING):
         examples = open_examples(data_config(table, split_column="part"), TOKENIZER)
@@ -196,6 +197,14 @@ def test_texts_in_two_declared_splits_are_reported(
     assert "2 of 5 rows of the test split have a text that is also in the training split" in (
         caplog.text
     )
+    in_validation = (
+        "2 of 3 rows of the validation split have a text that is also in the training split: "
+        "systems, settings and thresholds are chosen on scores that are too high"
+    )
+    assert f"{table}: {in_validation}" in caplog.text
+    # The report on the test split has the same notes.
+    config = ClassificationConfig(data_config=data_config(table, split_column="part"))
+    assert in_validation in read_test_split(config, examples).notes
 
 
 def test_labels_that_differ_in_case_are_reported(

@@ -134,22 +134,6 @@ def test_only_the_first_lines_are_read_and_others_are_refused(tmp_path: Path) ->
         read_test_sets(tmp_path / "sec", "sed_words")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of `sed_words` that has learned the small texts."""
-    from tests.conftest import run_warm
-
-    pytest.importorskip("symspellpy")
-    folder = tmp_path_factory.mktemp("trained")
-    tests = write_test_set(folder / "tests")
-    more = ("learning_rate=0.01", "num_train_epochs=10", f"benchmarks={tests}")
-    script = str(REPOSITORY / "bsmeta" / "train.py")
-    command = [sys.executable, script, *arguments("sed_words", folder, folder / "run", *more)]
-    done = run_warm(command)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder / "run"
-
-
 @pytest.mark.long
 def test_a_run_ends_with_a_report_on_its_test_sets(trained: Path) -> None:
     report = json.loads((trained / "evaluation/evaluation.json").read_text())

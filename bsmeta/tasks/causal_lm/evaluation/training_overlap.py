@@ -2,7 +2,8 @@
 
 Training keeps the documents of the run's own held-out file out (`bsmeta.data.stream.held_out`), so
 nothing is read if that file is evaluated. Any other file is compared with the run's training shards
-on this machine, document by document, by the same definition (`same_document`).
+on this machine, document by document, by the same definition (`same_document`). If the run started
+from the model of an earlier run, the same holds for that run (`earlier_runs`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,9 +35,11 @@ from bsmeta.data.stream.held_out import HeldOutFingerprints, identify_held_out, 
 from bsmeta.data.stream.same_document import iterate_fingerprints
 from bsmeta.data.stream.shard_fingerprints import ShardFingerprints
 from bsmeta.metadata.document import Document
+from bsmeta.tasks.causal_lm.evaluation.earlier_runs import TrainingRun, follow_initial_models
 from bsmeta.tasks.causal_lm.evaluation.training_shards import (
     UNREADABLE,
     LocalShard,
+    TrainingShards,
     list_training_shards,
     read_saved_fingerprint,
 )
@@ -43,6 +47,7 @@ from bsmeta.tasks.checkpoints import Location
 
 BEYOND_LIMIT = "beyond overlap_check_gb"
 DAMAGED = "damaged, compared in part"
+UNREAD_RUN = "initial model whose run cannot be read"
 """Reasons why a training shard was not compared, beside those of `training_shards`."""
 
 
@@ -170,14 +175,17 @@ def find_training_overlap(
 ) -> TrainingOverlap | None:
     """Compares the documents of the held-out file with those of the run's training shards.
 
+    If the run started from the model of an earlier run, they are compared with the shards of that
+    run, too, and so on. Each run is compared unless it kept the file out.
+
     Args:
         data: The data configuration of the evaluation.
         run_config: The configuration of the model's run, without changes by the evaluation.
-        limit_gb: Maximum size of the shards that are compared, in GB.
+        limit_gb: Maximum size of the shards that are compared, of all runs together, in GB.
 
     Returns:
-        The overlap; None if the file is the one that the run kept out of training, or is missing
-        (an error is reported when it is read).
+        The overlap; None if each run kept the file out of training, or it is missing (an error is
+        reported when it is read).
 
     Raises:
         DataError: If the held-out file is itself a training shard.
@@ -186,25 +194,55 @@ def find_training_overlap(
     if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):
         return None
 
-    run_data = run_config.data_config
-    saved = read_saved_fingerprint(location)
-    if data.columns == run_data.columns and _is_kept_out(data, run_data, saved):
+    chain = follow_initial_models(location, run_config)
+    all_shards = [_RunShards(run, read_saved_fingerprint(run.location)) for run in chain.runs]
+    compared = [shards for shards in all_shards if not shards.is_kept_out(data)]
+    if not compared and chain.unread is None:
         return None
-
-    saved_shards = saved.get("shards", {})
-    shards = list_training_shards(run_data, saved_shards)
-    _refuse_training_shard(path, location, run_data, saved_shards, shards.local)
+    for shards in compared:
+        _refuse_training_shard(path, shards)
 
     overlap = TrainingOverlap(location.name)
-    for name, reason in shards.absent.items():
-        overlap.add_gap(reason, name)
-    selected = _select_within_limit(shards.local, int(limit_gb * 1e9), overlap)
-    if selected:
-        cache = Cache(data.cache_dir)
-        evaluated = ShardFingerprints.load(path, cache, data.columns).values
-        held_out = _read_own_held_out(run_data, saved)
-        _compare_with_shards(np.unique(evaluated), selected, held_out, cache, overlap)
+    remaining_bytes = int(limit_gb * 1e9)
+    for shards in compared:
+        for name, reason in shards.listed.absent.items():
+            overlap.add_gap(reason, name)
+        selected = _select_within_limit(shards.listed.local, remaining_bytes, overlap)
+        remaining_bytes -= sum(local.shard.size for local in selected)
+        if selected:
+            cache = Cache(data.cache_dir)
+            evaluated = ShardFingerprints.load(path, cache, data.columns).values
+            held_out = _read_own_held_out(shards.data, shards.saved)
+            _compare_with_shards(np.unique(evaluated), selected, held_out, cache, overlap)
+    if chain.unread is not None:
+        overlap.add_gap(UNREAD_RUN, chain.unread)
     return overlap
+
+
+@dataclass(frozen=True)
+class _RunShards:
+    """The training data of a run.
+
+    Attributes:
+        saved: The fingerprint of the data in a checkpoint; {} if there is none.
+    """
+
+    run: TrainingRun
+    saved: dict[str, Any]
+
+    @property
+    def data(self) -> DataConfig:
+        """The data configuration of the run."""
+        return self.run.config.data_config
+
+    @cached_property
+    def listed(self) -> TrainingShards:
+        """The training shards of the run."""
+        return list_training_shards(self.data, self.saved.get("shards", {}))
+
+    def is_kept_out(self, data: DataConfig) -> bool:
+        """Returns whether the run kept the held-out file of `data` out of training."""
+        return data.columns == self.data.columns and _is_kept_out(data, self.data, self.saved)
 
 
 def _is_kept_out(data: DataConfig, run_data: DataConfig, saved: Mapping[str, Any]) -> bool:
@@ -308,21 +346,11 @@ def _load_fingerprints(
         return None
 
 
-def _refuse_training_shard(
-    path: str | FileRef,
-    location: Location,
-    run_data: DataConfig,
-    saved_shards: Mapping[str, Any],
-    local: Sequence[LocalShard],
-) -> None:
-    """Refuses a held-out file that is one of the run's training shards.
+def _refuse_training_shard(path: str | FileRef, shards: _RunShards) -> None:
+    """Refuses a held-out file that is one of the training shards of a run.
 
     Local shards are identified by their content, shards on the Hub by name and size, objects in
     buckets by their ETag.
-
-    Args:
-        saved_shards: The fingerprints of the training shards by name, as in a checkpoint.
-        local: The training shards on this machine.
 
     Raises:
         DataError: If the held-out file was trained on.
@@ -330,21 +358,22 @@ def _refuse_training_shard(
     held_out = Shard(os.path.basename(str(path)), path, measure_file(path))
     content = _identify_content(held_out)
     matching_names: list[str] = []
-    for name, saved_content in saved_shards.items():
+    for name, saved_content in shards.saved.get("shards", {}).items():
         has_same_name = os.path.basename(name) == held_out.name
         # A shard of the Hub is identified by its size alone: then the names must agree, too.
         if saved_content == content and (has_same_name or isinstance(saved_content, dict)):
             matching_names.append(name)
-    for shard in (entry.shard for entry in local):
+    for shard in (local.shard for local in shards.listed.local):
         if shard.size == held_out.size and _identify_content(shard) == content:
             matching_names.append(str(shard.path))
 
     if matching_names:
-        run_file = run_data.validation_file
+        run_file = shards.data.validation_file
         suggestion = f", such as validation_file={run_file}" if run_file else ""
         raise DataError(
-            f"validation_file={path}: the run of checkpoint={location.name} was trained on it (as "
-            f"{matching_names[0]}); expected a file that it was not trained on{suggestion}"
+            f"validation_file={path}: the run of checkpoint={shards.run.location.name} was "
+            f"trained on it (as {matching_names[0]}); expected a file that it was not trained on"
+            f"{suggestion}"
         )
 
 

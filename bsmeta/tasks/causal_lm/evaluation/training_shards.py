@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bsmeta.config.data import DataConfig, build_source_configs, resolve_in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
-from bsmeta.core.parsing import parse_json
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.shards import (
     Shard,
@@ -23,8 +21,7 @@ from bsmeta.data.io.shards import (
     list_entry_files,
     list_shards,
 )
-from bsmeta.tasks.checkpoints import Location
-from bsmeta.training.checkpoints.checkpoint import list_checkpoints
+from bsmeta.tasks.checkpoints import Location, iterate_saved_fingerprints
 
 REMOTE = "remote"
 MISSING = "missing"
@@ -69,17 +66,9 @@ def read_saved_fingerprint(location: Location) -> dict[str, Any]:
 
     Returns {} if there is none.
     """
-    folders = [Path(location.model).parent, Path(location.name)]
-    if location.run_folder is not None:
-        newest_first = reversed(list_checkpoints(location.run_folder))
-        folders += [checkpoint.folder for checkpoint in newest_first]
-    for folder in folders:
-        try:
-            state = parse_json((folder / "data_state.json").read_text(encoding="utf-8"))
-            if isinstance(state["fingerprint"]["shards"], dict):
-                return dict(state["fingerprint"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    for fingerprint in iterate_saved_fingerprints(location):
+        if isinstance(fingerprint.get("shards"), dict):
+            return fingerprint
     return {}
 
 
