@@ -350,7 +350,7 @@ def announce_data(
 
 
 def choose_report_folder(
-    config: EvaluateConfig, location: Location, *, has_other_data: bool
+    config: EvaluateConfig | GenerateConfig, location: Location, *, has_other_data: bool
 ) -> Path:
     """Returns `out_dir`, or by default a folder in the run folder or next to the model.
 

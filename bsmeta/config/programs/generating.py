@@ -80,4 +80,6 @@ class GenerateConfig:
     bootstrap_resamples: int = key(10_000, at_least=1)
     """attribute: resamples for each interval"""
     out_dir: str | None = key(None, is_path=True)
-    """attribute: folder of attribution-{type}.json; null: the run folder"""
+    """attribute: folder of attribution-{type}.json; null: evaluation/ in the run folder (for
+    another validation_file than the run's: evaluation-NAME/; evaluation-NAME-FOLDER/ for a second
+    file of that name)"""
