@@ -152,19 +152,25 @@ def is_inside(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
+def is_special_file(path: str | Path) -> bool:
+    """Whether a path leads to a pipe, a socket or a device.
+
+    It is False for folders, missing files and broken links, because opening them raises an error.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # ValueError: for a name with a null byte
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
 def refuse_special_file(path: str | Path) -> None:
     """Refuses a pipe, a socket and a device: they may block forever, and cannot be read twice.
-
-    Folders, missing files and broken links pass, because opening them raises an error.
 
     Raises:
         DataError: If the path leads to one of them.
     """
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    if is_special_file(path):
         raise DataError(
             f"{path} is a pipe, a socket or a device; expected a file, which can be read more than "
             "once: write its content to one, and name that"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,3 +70,16 @@ def test_problems_of_all_requests_are_listed_together() -> None:
     with pytest.raises(ConfigurationError) as error:
         apply_steps(requests, refuse_empty)
     assert str(error.value) == "request 1: prompt: is empty\nrequest last: prompt: is empty"
+
+
+@pytest.mark.parametrize("arguments", [["input={}"], ["mode=attribute", "validation_file={}"]])
+def test_a_pipe_is_not_waited_for(
+    arguments: list[str],
+    generate: Generate,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    assert generate(*(argument.format(pipe) for argument in arguments)) == 2
+    assert f'found "{pipe}", which is a pipe, a socket or a device' in capsys.readouterr().err
