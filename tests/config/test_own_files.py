@@ -135,3 +135,7 @@ def test_a_configuration_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> Non
     done = start(tmp_path, "--config-dir=.", "--config-name", "own", CHECK)
     assert done.returncode == 2
     assert f"{tmp_path}/own.yaml is a pipe, a socket or a device; expected a file" in done.stderr
+
+    done = start(tmp_path, "--config-dir=.", "--config-name", "mine", CHECK)
+    assert done.returncode == 2
+    assert "expected a configuration: none in " in done.stderr

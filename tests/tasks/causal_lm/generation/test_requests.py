@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.causal_lm.generation.requests import (
     Request,
     apply_steps,
@@ -70,6 +70,16 @@ def test_problems_of_all_requests_are_listed_together() -> None:
     with pytest.raises(ConfigurationError) as error:
         apply_steps(requests, refuse_empty)
     assert str(error.value) == "request 1: prompt: is empty\nrequest last: prompt: is empty"
+
+
+def test_a_request_with_a_key_twice_is_refused_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"prompt": "A"}\n{"prompt": "A", "seed": 1, "prompt": "B"}\n')
+    with pytest.raises(DataError) as error:
+        read_requests(str(path), Request())
+    assert str(error.value) == (
+        f'{path}, line 2: an object has the key "prompt" 2 times; expected each key once'
+    )
 
 
 @pytest.mark.parametrize("arguments", [["input={}"], ["mode=attribute", "validation_file={}"]])
