@@ -51,6 +51,7 @@ class Declaration:
             as the name of a local folder.
         takes_addresses: Whether addresses (`SCHEME://…`) are accepted beside paths; the code that
             uses them checks the scheme.
+        takes_pipes: Whether a pipe or a device is accepted, into which the program writes directly.
         heading: The heading that `--help` and the documentation show above this key and the
             following ones.
         choices: The only accepted values.
@@ -66,6 +67,7 @@ class Declaration:
     deepspeed_default: str | None = None
     is_path: bool = False
     takes_addresses: bool = False
+    takes_pipes: bool = False
     heading: str | None = None
     choices: tuple[str, ...] = ()
     at_least: float | None = None
@@ -267,7 +269,7 @@ def find_path_problems(section: Any) -> Iterator[Problem]:
                 continue
             if not declaration.takes_addresses and _ADDRESS.match(value):
                 yield _describe_address(name, value)
-            elif is_special_file(value):
+            elif not declaration.takes_pipes and is_special_file(value):
                 found = f"{format_value(value)}, which is a pipe, a socket or a device"
                 fix = "write the content of a pipe to a file, and name that"
                 yield Problem(name, HYDRA, found, "a file or a folder", fix)

@@ -12,6 +12,8 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.explaining import ExplainConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.keys import (
     find_bound_problems,
@@ -110,7 +112,11 @@ def test_paths_with_colons_are_paths(tmp_path: Path) -> None:
 def test_every_path_refuses_pipes(schema: type, name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     config = make_config_with_path(schema, name, str(tmp_path / "pipe"))
-    (problem,) = find_path_problems(config)
+    problems = [*find_path_problems(config)]
+    if (schema, name) in {(GenerateConfig, "output"), (ExplainConfig, "html")}:
+        assert problems == []  # written directly
+        return
+    (problem,) = problems
     assert (problem.key, problem.found, problem.expected, problem.fix) == (
         name,
         f'"{tmp_path}/pipe", which is a pipe, a socket or a device',

@@ -56,7 +56,7 @@ class GenerateConfig:
     """read prompts and key=value lines from standard input"""
     input: str | None = key(None, is_path=True)
     """file of requests in JSON lines: metadata, prompt, and any key of sampling"""
-    output: str | None = key(None, is_path=True)
+    output: str | None = key(None, is_path=True, takes_pipes=True)
     """file to write in JSON lines: the requests with their samples"""
 
     type: str = key("url")

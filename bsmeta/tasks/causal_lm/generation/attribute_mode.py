@@ -39,7 +39,7 @@ from bsmeta.tasks.causal_lm.generation.attribution import (
 from bsmeta.tasks.causal_lm.generation.candidates import Candidates, Labels, find_candidates
 from bsmeta.tasks.causal_lm.generation.contexts import check_type
 from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
-from bsmeta.tasks.checkpoints import announce_data, choose_report_folder
+from bsmeta.tasks.checkpoints import announce_data, choose_report_folder, refuse_unwritable_reports
 
 MAX_ROWS = 20
 """Maximum number of candidates to print; the file has all of them."""
@@ -58,6 +58,9 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
     if config.validation_file is not None:
         data = replace(data, validation_file=config.validation_file)
     _check_attributable(config, data.metadata_config)
+
+    if not config.prompt:
+        refuse_unwritable_reports(config, opened.location)
 
     documents = _open_documents(config, data, opened)
     labels = Labels(config.type, data.metadata_config)

@@ -118,6 +118,7 @@ def test_documents_of_training_shards_are_refused_or_left_out(
         (["candidates=[a.org,b.org]"], "no held-out document has one of the candidates"),
         (["candidates=[a.org,b.org]", "prompt=A"], "prompt='A': expected at least two tokens"),
         (["validation_file=none.gz"], "validation_file=none.gz does not exist"),
+        (["out_dir=/dev/null/x"], "out_dir: /dev/null/x is below /dev/null, which is a file"),
         (
             ["input=texts.jsonl", "compare=[{}]", "guidance=2"],
             "guidance, compare, input: no effect with mode=attribute; expected some of mode",
