@@ -178,7 +178,7 @@ read_outcome() {
   fi
   mark=$(status_mark)
   [[ -n $mark && $mark != "$1" ]] || return 0
-  STATE=$(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$OUT_DIR/status.json")
+  STATE=$(sed -n 's/^{"state": "\([^"]*\)".*/\1/p' "$OUT_DIR/status.json")
   # A signal that comes after the end still makes the launcher fail.
   [[ $STATE != "done" ]] || CODE=0
   [[ $CODE -eq 0 ]] || CODE=$(sed -n 's/.*"exit_code": \([1-9][0-9]*\).*/\1/p' "$OUT_DIR/status.json")

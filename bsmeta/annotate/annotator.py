@@ -172,7 +172,7 @@ class Row:
         value = self.columns.get(name)
         if isinstance(value, msgspec.Raw):
             try:
-                value = self.columns[name] = decode_json(value)
+                value = self.columns[name] = decode_json(value, allow_repeated_keys=True)
             except msgspec.DecodeError as error:
                 raise AnnotationError("wrong_type", f"{name}: {error}") from error
         return value

@@ -30,6 +30,7 @@ from bsmeta.annotate.sources import InputFile, format_count, identify_files, lis
 from bsmeta.annotate.spans import Entity
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED
+from bsmeta.core.files import refuse_unwritable_folder
 from bsmeta.core.progress import show_progress_bar
 from bsmeta.core.terminal import Console
 
@@ -58,11 +59,12 @@ def _create_output(config: AnnotateConfig) -> Path:
     """Creates the folder of the shards.
 
     Raises:
-        ConfigurationError: If `output` is missing or cannot be created.
+        ConfigurationError: If `output` is missing, or cannot be created or written.
     """
     if not config.output:
         raise ConfigurationError("output is not set; expected the folder of the shards")
     output = Path(config.output)
+    refuse_unwritable_folder(output, "output")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

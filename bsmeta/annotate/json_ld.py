@@ -26,13 +26,13 @@ def decode_json_ld(text: str) -> list[Any]:
     is a plain string.
     """
     try:
-        return [decode_json(text)]
+        return [decode_json(text, allow_repeated_keys=True)]
     except msgspec.DecodeError:
         pass
 
     text = _CONTROL_CHARACTER.sub(" ", _remove_envelope(text))
     try:
-        return [decode_json(text)]
+        return [decode_json(text, allow_repeated_keys=True)]
     except msgspec.DecodeError:
         return [{match[1]: match[2]} for match in _MEMBER.finditer(text)]
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import xxhash
 
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.parsing import has_surrogates
 from bsmeta.core.progress import hold_lock, report_progress
 
@@ -152,19 +152,25 @@ def is_inside(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
+def is_special_file(path: str | Path) -> bool:
+    """Whether a path leads to a pipe, a socket or a device.
+
+    It is False for folders, missing files and broken links, because opening them raises an error.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # ValueError: for a name with a null byte
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
 def refuse_special_file(path: str | Path) -> None:
     """Refuses a pipe, a socket and a device: they may block forever, and cannot be read twice.
-
-    Folders, missing files and broken links pass, because opening them raises an error.
 
     Raises:
         DataError: If the path leads to one of them.
     """
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+    if is_special_file(path):
         raise DataError(
             f"{path} is a pipe, a socket or a device; expected a file, which can be read more than "
             "once: write its content to one, and name that"
@@ -250,6 +256,47 @@ def measure_free_bytes(path: Path) -> int:
     ancestors = (path, *path.absolute().parents)
     folder = next(ancestor for ancestor in ancestors if ancestor.is_dir())
     return shutil.disk_usage(folder).free
+
+
+def describe_write_obstacle(path: Path) -> str | None:
+    """Describes the path that prevents a folder from being created or written; creates nothing.
+
+    A folder on a read-only file system is such a path even for root.
+
+    Returns:
+        A noun phrase, such as `below /data, which is a file`; None if nothing prevents it.
+    """
+    path = path.absolute()
+    existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    location = "" if existing == path else f"below {existing}, which is "
+
+    try:
+        is_folder = stat.S_ISDIR(existing.stat().st_mode)
+    except OSError as error:  # a dangling or circular link
+        return f"{location}a link that leads nowhere ({error.strerror})"
+    if not is_folder:
+        return f"{location}a file"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{location}a folder that you may not write"
+    return None
+
+
+def refuse_unwritable_folder(folder: Path, key: str) -> None:
+    """Refuses an output folder that cannot be created or written, before any long work.
+
+    Args:
+        key: The configuration key that names the folder.
+
+    Raises:
+        ConfigurationError: Naming the folder, and what is in the way.
+    """
+    obstacle = describe_write_obstacle(folder)
+    if obstacle is not None:
+        raise ConfigurationError(
+            f"{key}: {folder} is {obstacle}; expected a folder that can be written, or a new name: "
+            f"{key}=FOLDER",
+            [key],
+        )
 
 
 def is_full_disk_error(error: BaseException | None) -> bool:

@@ -138,7 +138,7 @@ def decode_values(content: Content, used: Collection[str] = ()) -> dict[str, Any
             integer beyond the range of floats, or such a text in a used column.
     """
     try:
-        return decode_json(content, dict[str, Any])
+        return decode_json(content, dict[str, Any], allow_repeated_keys=True)
     except msgspec.DecodeError:
         encoded = _replace_constants(_encode_content(content))
         values = _decode_values(_replace_halves(encoded, _REPLACEMENT))
@@ -160,7 +160,9 @@ def _decode_values(content: bytes, errors: str = "replace") -> dict[str, Any]:
         errors: The treatment of bytes that are not UTF-8, as of `bytes.decode`.
     """
     valid_utf8 = content.decode(errors=errors).encode()
-    return decode_json(valid_utf8, dict[str, Any], float_hook=_decode_float)
+    return decode_json(
+        valid_utf8, dict[str, Any], float_hook=_decode_float, allow_repeated_keys=True
+    )
 
 
 def _decode_float(digits: str) -> float | msgspec.Raw:

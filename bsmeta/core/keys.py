@@ -24,6 +24,7 @@ from bsmeta.core.errors import (
     format_value,
     suggest_nearest,
 )
+from bsmeta.core.files import is_special_file
 from bsmeta.core.parsing import has_surrogates
 from bsmeta.core.secrets import format_url
 
@@ -45,10 +46,12 @@ class Declaration:
             field (see `read_meanings`).
         deepspeed: The dotted DeepSpeed JSON key that must agree with this one, if there is one.
         deepspeed_default: DeepSpeed's own default for that key, if the JSON must contain it.
-        is_path: Whether the value names files or folders. A leading `~` is expanded, and an address
-            (`s3://…`) is refused because it would be read as the name of a local folder.
+        is_path: Whether the value names files or folders. A leading `~` is expanded. A pipe, a
+            socket and a device are refused, as is an address (`s3://…`), because it would be read
+            as the name of a local folder.
         takes_addresses: Whether addresses (`SCHEME://…`) are accepted beside paths; the code that
             uses them checks the scheme.
+        takes_pipes: Whether a pipe or a device is accepted, into which the program writes directly.
         heading: The heading that `--help` and the documentation show above this key and the
             following ones.
         choices: The only accepted values.
@@ -64,6 +67,7 @@ class Declaration:
     deepspeed_default: str | None = None
     is_path: bool = False
     takes_addresses: bool = False
+    takes_pipes: bool = False
     heading: str | None = None
     choices: tuple[str, ...] = ()
     at_least: float | None = None
@@ -249,24 +253,36 @@ def list_key_names(schema: type) -> list[str]:
     return sorted(names)
 
 
-def find_address_problems(section: Any) -> Iterator[Problem]:
-    """Yields a problem for each address under a key that takes only paths on this machine."""
+def find_path_problems(section: Any) -> Iterator[Problem]:
+    """Yields a problem for each path that no program can use.
+
+    These are addresses under a key that takes only paths on this machine, and pipes, sockets and
+    devices, which may block forever when they are read, and are lost when an output replaces them.
+    """
     for name, owner, schema_field in iterate_leaves(section):
         declaration = get_declaration(schema_field)
-        if not declaration.is_path or declaration.takes_addresses:
+        if not declaration.is_path:
             continue
 
         for value, _ in _iterate_entries(getattr(owner, schema_field.name)):
-            address = _ADDRESS.match(value) if isinstance(value, str) else None
-            if address is None:
+            if not isinstance(value, str):
                 continue
+            if not declaration.takes_addresses and _ADDRESS.match(value):
+                yield _describe_address(name, value)
+            elif not declaration.takes_pipes and is_special_file(value):
+                found = f"{format_value(value)}, which is a pipe, a socket or a device"
+                fix = "write the content of a pipe to a file, and name that"
+                yield Problem(name, HYDRA, found, "a file or a folder", fix)
 
-            fix = "name a file or folder of this machine; a bucket can be mounted as a folder"
-            scheme = address[0]
-            if scheme.lower() == "file://":
-                fix = f"{name}={value.removeprefix(scheme)}"
-            expected = f"a path on this machine: {name} takes no address"
-            yield Problem(name, HYDRA, format_value(format_url(value)), expected, fix)
+
+def _describe_address(name: str, value: str) -> Problem:
+    """Returns the problem of an address under a key that takes only paths on this machine."""
+    fix = "name a file or folder of this machine; a bucket can be mounted as a folder"
+    scheme = value.partition("://")[0] + "://"
+    if scheme.lower() == "file://":
+        fix = f"{name}={value.removeprefix(scheme)}"
+    expected = f"a path on this machine: {name} takes no address"
+    return Problem(name, HYDRA, format_value(format_url(value)), expected, fix)
 
 
 def find_bound_problems(section: Any, prefix: str = "") -> list[Problem]:

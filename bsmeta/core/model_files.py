@@ -245,7 +245,8 @@ def _check_files(source: str | Path) -> str | None:
     _refuse_large_files(files.texts)
     for file in files.entries:
         try:
-            content = parse_json(file.read_text(encoding="utf-8"))
+            text = file.read_text(encoding="utf-8")
+            content = parse_json(text, object_pairs_hook=dict)  # as transformers reads it
         except ExtremeContentError as error:  # transformers might read it nevertheless
             raise ConfigurationError(
                 f"{file}: {error}; expected a file that transformers wrote"

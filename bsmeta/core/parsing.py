@@ -5,8 +5,8 @@ RecursionError, which is no ValueError, and content nearly as deep fails later, 
 written. An integer of 400 digits fails when it becomes a float. Half of a surrogate pair, written
 as an escape, fails when the text is encoded. For a text that is not in UTF-8, msgspec raises a
 UnicodeDecodeError, which is none of its own errors. This module refuses all of this as malformed.
-It also refuses YAML whose aliases expand to more nodes than any document could hold, and YAML that
-has a key twice, of which PyYAML silently takes the second value.
+It also refuses YAML whose aliases expand to more nodes than any document could hold, and a key that
+an object or a mapping has twice, of which all parsers silently take one value.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -42,6 +43,7 @@ _TOO_DEEP = f"nested too deeply (at most {MAX_NESTING} levels are read)"
 _TOO_LARGE = "an integer that is larger than any float"
 HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
 _PLAIN_TYPES = {str, int, float, bool, type(None)}  # the types of nearly all values without parts
+_MAX_SHOWN_CHARS = 100  # of a key in a message
 _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 
@@ -49,15 +51,42 @@ class ExtremeContentError(msgspec.DecodeError):
     """Well-formed content that is nested too deeply, has too large a number, or is not Unicode."""
 
 
+class RepeatedKeyError(msgspec.DecodeError):
+    """An object that has a key twice."""
+
+
+def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds a JSON object from its keys and values.
+
+    Raises:
+        RepeatedKeyError: If a key occurs twice.
+    """
+    content = dict(pairs)
+    if len(content) == len(pairs):
+        return content
+
+    counts = Counter(key for key, _ in pairs)
+    key = next(key for key in content if counts[key] > 1)
+    raise RepeatedKeyError(
+        f"an object has the key {json.dumps(key[:_MAX_SHOWN_CHARS])} {counts[key]} times; expected "
+        "each key once"
+    )
+
+
 def parse_json(
     text: str | bytes,
     *,
-    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] = build_object,
     parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:
     """Parses JSON as `json.loads` does, with NaN and infinity.
 
+    Args:
+        object_pairs_hook: Builds an object from its keys and values; `dict` takes the last value of
+            a repeated key, as other programs do.
+
     Raises:
+        RepeatedKeyError: If an object has a key twice, by the default hook.
         ExtremeContentError: If it is nested too deeply, has an integer beyond the range of floats,
             or half of a surrogate pair.
         ValueError: If it is malformed.
@@ -75,18 +104,30 @@ def parse_json(
 
 @overload
 def decode_json(
-    content: Content, value_type: type[Value], *, float_hook: FloatHook | None = None
+    content: Content,
+    value_type: type[Value],
+    *,
+    float_hook: FloatHook | None = None,
+    allow_repeated_keys: bool = False,
 ) -> Value: ...
 
 
 @overload
 def decode_json(
-    content: Content, value_type: Any = Any, *, float_hook: FloatHook | None = None
+    content: Content,
+    value_type: Any = Any,
+    *,
+    float_hook: FloatHook | None = None,
+    allow_repeated_keys: bool = False,
 ) -> Any: ...
 
 
 def decode_json(
-    content: Content, value_type: Any = Any, *, float_hook: FloatHook | None = None
+    content: Content,
+    value_type: Any = Any,
+    *,
+    float_hook: FloatHook | None = None,
+    allow_repeated_keys: bool = False,
 ) -> Any:
     """Decodes JSON into a type with msgspec, which refuses NaN and infinity.
 
@@ -94,15 +135,21 @@ def decode_json(
         value_type: The expected type.
         float_hook: Converts the digits of each number with a fraction or an exponent, where the
             type is `Any`.
+        allow_repeated_keys: Whether the last value of a repeated key counts, for content of other
+            programs. The check parses the content a second time, because msgspec has none.
 
     Raises:
         ExtremeContentError: If the content is nested too deeply, or has an integer beyond the range
             of floats (a subclass of `DecodeError`).
+        RepeatedKeyError: If an object has a key twice (a subclass of `DecodeError`).
         msgspec.DecodeError: If the content is malformed.
         msgspec.ValidationError: If the content has another type (a subclass of `DecodeError`).
     """
     value = JSONDecoder(value_type, float_hook=float_hook).decode(content)
-    _refuse_extremes(content if isinstance(content, str) else bytes(content), value)
+    text = content if isinstance(content, str) else bytes(content)
+    _refuse_extremes(text, value)
+    if not allow_repeated_keys:
+        _refuse_repeated_keys(text)
     return value
 
 
@@ -145,6 +192,19 @@ class JSONDecoder(Generic[Value]):
             raise msgspec.DecodeError(f"not UTF-8: {error.reason} (0x{byte:02x})") from error
         except UnicodeEncodeError as error:  # half of a surrogate pair in a `str`
             raise msgspec.DecodeError(f"not UTF-8: {error.reason}") from error
+
+
+def _refuse_repeated_keys(text: str | bytes) -> None:
+    """Refuses a well-formed JSON text in which an object has a key twice.
+
+    Raises:
+        RepeatedKeyError: Naming the key.
+        ExtremeContentError: If it is nested too deeply in a part that msgspec leaves undecoded.
+    """
+    try:
+        json.loads(text, object_pairs_hook=build_object, parse_int=str, parse_float=str)
+    except RecursionError as error:
+        raise ExtremeContentError(_TOO_DEEP) from error
 
 
 def _refuse_extremes(text: str | bytes, value: Any) -> None:

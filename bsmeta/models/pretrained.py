@@ -79,7 +79,8 @@ def _hash_tokens(folder: Path) -> str | None:
     if not file.is_file():
         return None
 
-    content = parse_json(file.read_text(encoding="utf-8"))
+    # As transformers and tokenizers read it.
+    content = parse_json(file.read_text(encoding="utf-8"), object_pairs_hook=dict)
     vocabulary = content["model"]["vocab"]
     if isinstance(vocabulary, dict):
         tokens = set(vocabulary.items())
@@ -176,7 +177,8 @@ def _list_added_files(model: Path, manifest_names: Container[str]) -> list[str]:
 def _list_tokenizer_faults(folder: Path) -> list[str]:
     """Returns a fault if the tokenizer of a model folder differs from the hash in its config."""
     try:
-        recorded = parse_json((folder / "config.json").read_text(encoding="utf-8"))[TOKENS_HASH]
+        config = (folder / "config.json").read_text(encoding="utf-8")
+        recorded = parse_json(config, object_pairs_hook=dict)[TOKENS_HASH]
         actual = _hash_tokens(folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return []  # not recorded; or unreadable, which loading will report
@@ -398,7 +400,8 @@ def refuse_other_vocabulary(source: str, setting: str) -> None:
     """
     folder = _find_folder(source)
     try:
-        rows = parse_json((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+        config = (folder / "config.json").read_text(encoding="utf-8")
+        rows = parse_json(config, object_pairs_hook=dict)["vocab_size"]
     except (OSError, ValueError, KeyError, TypeError):
         return
 

@@ -16,7 +16,8 @@ from bsmeta.config.composing.structures import merge_into_structure
 from bsmeta.config.programs.evaluating import WINDOWS
 from bsmeta.config.schema import MAX_SEED
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.keys import find_address_problems, key, list_bound_lines
+from bsmeta.core.files import refuse_special_file
+from bsmeta.core.keys import find_path_problems, key, list_bound_lines
 from bsmeta.core.parsing import parse_yaml
 
 SCRIPTS = ("train.sh", "several_machines.sh")
@@ -253,7 +254,9 @@ def load_study(path: Path) -> StudyConfig:
 
     Raises:
         ConfigurationError: If it cannot be read or is invalid; lists all problems.
+        DataError: If it is a pipe, a socket or a device.
     """
+    refuse_special_file(path)
     try:
         content = parse_yaml(path.read_text(encoding="utf-8")) or {}
         values = OmegaConf.create(_escape_overrides(content))
@@ -336,7 +339,7 @@ def _find_shape_problems_of_entries(
 def _find_problems(study: StudyConfig) -> Iterator[str]:
     """Yields the problems of a study whose values have the right types."""
     yield from list_bound_lines(study)
-    for problem in find_address_problems(study):
+    for problem in find_path_problems(study):
         yield f"{problem.key}={problem.found}: expected {problem.expected}; {problem.fix}"
     for name in ("out_dir", "config", "baseline", "arms", "seeds", "curve"):
         if not getattr(study, name):

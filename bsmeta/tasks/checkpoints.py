@@ -26,7 +26,7 @@ from bsmeta.config.steps import CHECKPOINT_NAME, explain_export, lacks_model
 from bsmeta.config.task_entry import ModelUse
 from bsmeta.config.unused_keys import refuse_unused_keys
 from bsmeta.core.errors import ConfigurationError, DataError, format_value
-from bsmeta.core.files import is_inside
+from bsmeta.core.files import is_inside, refuse_unwritable_folder
 from bsmeta.core.log_once import log_once
 from bsmeta.core.parsing import parse_json
 from bsmeta.core.secrets import redact
@@ -40,6 +40,8 @@ RECIPE = "metadata.yaml"
 """File of an exported model with the keys of the run's configuration that its use requires."""
 RECIPE_KEYS = ("metadata_config", "row_budget", "row_metadata_budget")
 """The keys of `data_config` in `RECIPE` on which rendering depends; all others are ignored."""
+
+_REPORT_FOLDER = "evaluation"  # the first part of its name
 
 SOURCE_FILE = ".source"
 """File in a report folder with the path of the evaluated data, if it is not the run's own data."""
@@ -369,8 +371,23 @@ def announce_data(
     logger.info("reading %s=%r, %s", key, redact(path), source)
 
 
+def refuse_unwritable_reports(config: EvaluateConfig | GenerateConfig, location: Location) -> None:
+    """Refuses a folder for reports that cannot be written, before anything is scored.
+
+    Raises:
+        ConfigurationError: Naming the folder.
+    """
+    if config.out_dir is not None:
+        folder = Path(config.out_dir)
+    elif location.is_on_hub or is_in_bucket(location.name):
+        folder = Path()
+    else:
+        folder = (location.run_folder or Path(location.name)) / _REPORT_FOLDER
+    refuse_unwritable_folder(folder, "out_dir")
+
+
 def choose_report_folder(
-    config: EvaluateConfig, location: Location, *, has_other_data: bool
+    config: EvaluateConfig | GenerateConfig, location: Location, *, has_other_data: bool
 ) -> Path:
     """Returns `out_dir`, or by default a folder in the run folder or next to the model.
 
@@ -392,7 +409,7 @@ def choose_report_folder(
     if config.out_dir is not None:
         return Path(config.out_dir)
 
-    parts = ["evaluation"]
+    parts = [_REPORT_FOLDER]
     is_remote = location.is_on_hub or is_in_bucket(location.name)
     folder = Path() if is_remote else Path(location.name)
     if is_in_bucket(location.name):

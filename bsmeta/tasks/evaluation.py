@@ -16,8 +16,15 @@ from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.loopback import listen_on_loopback
 from bsmeta.core.progress import GROUP_TIMEOUT
+from bsmeta.core.rank import read_rank
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.checkpoints import Location, locate_initial_model, locate_model, read_task
+from bsmeta.tasks.checkpoints import (
+    Location,
+    locate_initial_model,
+    locate_model,
+    read_task,
+    refuse_unwritable_reports,
+)
 from bsmeta.training.ranks.processes import Processes, close_device_groups
 
 
@@ -28,7 +35,8 @@ def evaluate_checkpoints(config: EvaluateConfig) -> list[Path]:
         The folders of the reports that this process wrote; none except on rank 0.
 
     Raises:
-        UserError: If a checkpoint or the data cannot be used, or the tasks differ.
+        UserError: If a checkpoint, the data or the folder of the reports cannot be used, or the
+            tasks differ.
     """
     locations = locate_models(config)
     task_by_checkpoint = {
@@ -42,6 +50,10 @@ def evaluate_checkpoints(config: EvaluateConfig) -> list[Path]:
     check_program("evaluate.py", task, TASKS)
     evaluate = TASKS[task].evaluate
     assert evaluate is not None, task
+
+    if read_rank() == 0:  # which writes the reports
+        for location in locations:
+            refuse_unwritable_reports(config, location)
 
     transformers.utils.logging.disable_progress_bar()
     with _join_process_group() as processes:

@@ -28,6 +28,7 @@ from tests.annotate.conftest import CUSTOM
         ({"input": None}, "input is not set"),
         ({"input": "/none/*.warc.gz"}, r"input: /none/\*.warc.gz leads to no such file"),
         ({"output": None}, "output is not set"),
+        ({"output": "/dev/null/x"}, "output: /dev/null/x is below /dev/null, which is a file"),
     ],
 )
 def test_wrong_settings_are_refused(

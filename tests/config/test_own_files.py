@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,14 @@ def test_a_group_file_without_its_package_line_is_refused(tmp_path: Path) -> Non
     done = start(tmp_path, "--config-dir=.", "--config-name", "demo", "optimizer=mine", CHECK)
     assert named(done.stderr) == ["optimizer"]
     assert "# @package _global_ in its first line" in done.stderr
+
+
+def test_a_configuration_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "own.yaml")
+    done = start(tmp_path, "--config-dir=.", "--config-name", "own", CHECK)
+    assert done.returncode == 2
+    assert f"{tmp_path}/own.yaml is a pipe, a socket or a device; expected a file" in done.stderr
+
+    done = start(tmp_path, "--config-dir=.", "--config-name", "mine", CHECK)
+    assert done.returncode == 2
+    assert "expected a configuration: none in " in done.stderr

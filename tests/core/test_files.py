@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bsmeta.core.errors import DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import (
     UnsafeNameError,
     find_name_fault,
@@ -18,6 +18,7 @@ from bsmeta.core.files import (
     hold_write_lock,
     join_inside,
     refuse_special_file,
+    refuse_unwritable_folder,
 )
 from tests.core.hostile_names import HARMLESS_NAMES, HOSTILE_NAMES
 
@@ -134,3 +135,22 @@ def test_other_paths_are_not_refused_as_special(tmp_path: Path) -> None:
     for name in ("file", "link", "loop", "missing", "."):
         refuse_special_file(tmp_path / name)
     assert hash_file(tmp_path / "link") == "55f2b31a6acfaa64"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, obstacle in {
+        "file": "a file",
+        "file/reports": f"below {tmp_path}/file, which is a file",
+        "loop": "a link that leads nowhere (Too many levels of symbolic links)",
+    }.items():
+        with pytest.raises(ConfigurationError) as error:
+            refuse_unwritable_folder(tmp_path / name, "out_dir")
+        assert str(error.value) == (
+            f"out_dir: {tmp_path}/{name} is {obstacle}; expected a folder that can be written, or "
+            "a new name: out_dir=FOLDER"
+        )
+
+    refuse_unwritable_folder(tmp_path / "new" / "reports", "out_dir")
+    assert not (tmp_path / "new").exists()

@@ -1,8 +1,9 @@
-"""Keys of schemas: bounds and choices, and paths that are no addresses."""
+"""Keys of schemas: bounds and choices, and paths that are neither addresses nor pipes."""
 
 from __future__ import annotations
 
 import math
+import os
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.explaining import ExplainConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.core.changed_values import replace_values
 from bsmeta.core.keys import (
-    find_address_problems,
     find_bound_problems,
+    find_path_problems,
     get_declaration,
     iterate_leaves,
 )
@@ -69,19 +72,19 @@ def test_each_problem_names_key_found_expected_and_fix() -> None:
     ]
 
 
-def make_config_with_address(schema: type, name: str, address: str) -> Any:
-    """Returns the default configuration with `address` as the value of key `name`."""
+def make_config_with_path(schema: type, name: str, path: str) -> Any:
+    """Returns the default configuration with `path` as the value of key `name`."""
     config = schema()
     default = attrgetter(name)(config)
-    return replace_values(config, {name: [address] if isinstance(default, list) else address})
+    return replace_values(config, {name: [path] if isinstance(default, list) else path})
 
 
 @pytest.mark.parametrize(
     ("schema", "name"), PATH_KEYS, ids=[f"{schema.__name__}.{name}" for schema, name in PATH_KEYS]
 )
 def test_every_path_refuses_addresses_unless_it_takes_them(schema: type, name: str) -> None:
-    config = make_config_with_address(schema, name, "s3://user:pass@bucket/runs?token=1")
-    problems = [problem for problem in find_address_problems(config) if problem.key == name]
+    config = make_config_with_path(schema, name, "s3://user:pass@bucket/runs?token=1")
+    problems = [problem for problem in find_path_problems(config) if problem.key == name]
     field = next(leaf for key, _, leaf in iterate_leaves(config) if key == name)
     if get_declaration(field).takes_addresses:
         assert name in TAKE_ADDRESSES
@@ -93,13 +96,30 @@ def test_every_path_refuses_addresses_unless_it_takes_them(schema: type, name: s
 
 
 def test_the_address_of_a_local_file_is_replaced_by_its_path() -> None:
-    config = make_config_with_address(StudyConfig, "out_dir", "file:///data/study")
-    (problem,) = find_address_problems(config)
+    config = make_config_with_path(StudyConfig, "out_dir", "file:///data/study")
+    (problem,) = find_path_problems(config)
     assert problem.fix == "out_dir=/data/study"
 
 
 def test_paths_with_colons_are_paths(tmp_path: Path) -> None:
     for path in ("a:b", "runs/12:30", str(tmp_path), "C:/runs", "~/runs"):
-        assert [
-            *find_address_problems(make_config_with_address(StudyConfig, "out_dir", path))
-        ] == []
+        assert [*find_path_problems(make_config_with_path(StudyConfig, "out_dir", path))] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"), PATH_KEYS, ids=[f"{schema.__name__}.{name}" for schema, name in PATH_KEYS]
+)
+def test_every_path_refuses_pipes(schema: type, name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    config = make_config_with_path(schema, name, str(tmp_path / "pipe"))
+    problems = [*find_path_problems(config)]
+    if (schema, name) in {(GenerateConfig, "output"), (ExplainConfig, "html")}:
+        assert problems == []  # written directly
+        return
+    (problem,) = problems
+    assert (problem.key, problem.found, problem.expected, problem.fix) == (
+        name,
+        f'"{tmp_path}/pipe", which is a pipe, a socket or a device',
+        "a file or a folder",
+        "write the content of a pipe to a file, and name that",
+    )

@@ -14,7 +14,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.core.parsing import JSONDecoder, decode_json, decode_yaml, parse_json, parse_yaml
+from bsmeta.core.parsing import (
+    JSONDecoder,
+    RepeatedKeyError,
+    decode_json,
+    decode_yaml,
+    parse_json,
+    parse_yaml,
+)
 
 TOO_DEEP = "nested too deeply (at most 200 levels are read)"
 TOO_LARGE = "an integer that is larger than any float"
@@ -167,6 +174,36 @@ def test_half_a_surrogate_pair_is_refused(text: str) -> None:
 
 def test_a_whole_surrogate_pair_is_a_character() -> None:
     assert parse_json(r'"\ud83d\ude00 \\ud800"') == "\U0001f600 \\ud800"
+
+
+@pytest.mark.parametrize("decode", [parse_json, decode_json])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a", "text": "b"}', 'an object has the key "text" 2 times'),
+        ('[{"a": {"b": 1, "\\u0062": 1, "b": 1}}]', 'an object has the key "b" 3 times'),
+        (f'{{"{"x" * 999}": 1, "{"x" * 999}": 1}}', f'the key "{"x" * 100}" 2 times'),
+    ],
+    ids=["plain", "escaped", "long"],
+)
+def test_an_object_with_a_key_twice_is_refused(
+    decode: Callable[[Any], Any], content: str, message: str
+) -> None:
+    for text in (content, content.encode()):
+        with pytest.raises(RepeatedKeyError) as error:
+            decode(text)
+        assert str(error.value).endswith(f"{message}; expected each key once")
+
+
+def test_undeclared_values_have_each_key_once() -> None:
+    with pytest.raises(RepeatedKeyError, match='the key "b" 2 times'):
+        decode_json(b'{"a": {"b": 1, "b": 2}}', dict[str, msgspec.Raw])
+
+
+def test_the_last_of_repeated_keys_counts_where_they_are_allowed() -> None:
+    text = '{"a": 1, "a": 2}'
+    assert parse_json(text, object_pairs_hook=dict) == {"a": 2}
+    assert decode_json(text, allow_repeated_keys=True) == {"a": 2}
 
 
 def test_the_hooks_of_the_standard_library_are_supported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,22 @@ def test_the_first_exit_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for code in (0, 2, 75):
         note_exit_code(code)
     assert file.read_text() == "2\n"
+
+
+def test_the_state_of_a_run_is_read_in_a_turkish_locale(tmp_path: Path) -> None:
+    """There, sed's range a-z does not contain the letter i."""
+    compiler = shutil.which("localedef")
+    if compiler is None:
+        pytest.skip("no localedef to make the locale")
+    locale = ["-i", "tr_TR", "-f", "UTF-8", str(tmp_path / "tr_TR.UTF-8")]
+    if subprocess.run([compiler, *locale], capture_output=True, check=False).returncode:
+        pytest.skip("the sources of the locale are not installed")
+
+    (tmp_path / "status.json").write_text('{"state": "failed", "exit_code": 1}\n')
+    script = f"OUT_DIR=. LAUNCHER_CODE=1; . {EXPERIMENTS}/common.sh; read_outcome -; echo $STATE"
+    variables = environment(LC_ALL="tr_TR.UTF-8", LOCPATH=str(tmp_path))
+    shell = ["bash", "-c", script]
+    ended = subprocess.run(
+        shell, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "failed\n"

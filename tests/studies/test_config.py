@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.studies.config import load_study
 from tests.studies.study_files import BRANCHED, CLAIM, DECAY, loaded, study_file
 
@@ -159,3 +160,13 @@ def test_each_mistake_in_a_file_is_named(tmp_path: Path, changes: dict, message:
 def test_interpolations_are_resolved_by_the_run(tmp_path: Path) -> None:
     overrides = ["model_config_file='${repo:examples/model/config.json}'"]
     assert loaded(tmp_path, overrides=overrides).overrides == overrides
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "study.yaml")
+    with pytest.raises(DataError) as error:
+        load_study(tmp_path / "study.yaml")
+    assert str(error.value) == (
+        f"{tmp_path}/study.yaml is a pipe, a socket or a device; expected a file, which can be "
+        "read more than once: write its content to one, and name that"
+    )

@@ -143,10 +143,14 @@ def test_the_declared_tasks_are_read_instead_of_the_changed_file(study: StudyCon
 def test_a_damaged_declaration_is_refused(declared: StudyConfig) -> None:
     file = locate_declaration(declared)
     no_claims = json.dumps({"seeds": [1], "arms": {}, "claims": ["url"]})
-    for content in ("{", "[]", json.dumps({"seeds": [1]}), no_claims):
+    seeds_twice = '{"seeds": [1], "seeds": [2], "arms": {}, "claims": {}}'
+    for content in ("{", "[]", json.dumps({"seeds": [1]}), no_claims, seeds_twice):
         file.write_text(content)
-        with pytest.raises(DataError, match=r"study\.json: cannot be read as the declaration"):
+        with pytest.raises(
+            DataError, match=r"study\.json: cannot be read as the declaration"
+        ) as error:
             compute_results(declared)
+    assert 'an object has the key "seeds" 2 times; expected each key once' in str(error.value)
 
 
 def test_arms_and_seeds_may_be_added_but_nothing_changed(tmp_path: Path) -> None:

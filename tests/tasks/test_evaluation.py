@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -42,3 +43,20 @@ def test_models_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
     message = r"expected checkpoints of one task; found .* \(causal_lm\), .* \(classification\)"
     with pytest.raises(ConfigurationError, match=message):
         evaluate_checkpoints(EvaluateConfig(checkpoint=names))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", "causal_lm")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=f"^out_dir: {tmp_path}/file is a file; expected"):
+        evaluate_checkpoints(EvaluateConfig(checkpoint=run, out_dir=str(tmp_path / "file")))
+
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(ConfigurationError) as error:
+        evaluate_checkpoints(EvaluateConfig(checkpoint=run))
+    assert str(error.value) == (
+        f"out_dir: {run}/evaluation is below {run}, which is a folder that you may not write; "
+        "expected a folder that can be written, or a new name: out_dir=FOLDER"
+    )

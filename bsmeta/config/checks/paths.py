@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from bsmeta.config.run_location import is_in_bucket, locate_run_folder
 from bsmeta.config.schema import PretrainedConfig, RunConfig
 from bsmeta.config.steps import explain_export, lacks_model
 from bsmeta.core.errors import HYDRA, Problem, format_value, suggest_nearest
+from bsmeta.core.files import describe_write_obstacle
 
 
 def find_folder_problems(config: RunConfig) -> Iterator[Problem]:
@@ -27,20 +27,9 @@ def find_folder_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _find_run_folder_problems(key: str, path: Path) -> Iterator[Problem]:
     """Yields a problem if the run folder cannot be created or written; creates nothing."""
-    path = path.absolute()
-    folder = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
-    location = "" if folder == path else f"below {folder}, which is "
-
-    try:
-        is_folder = stat.S_ISDIR(folder.stat().st_mode)
-    except OSError as error:  # a dangling or circular link
-        found = f"{location}a link that leads nowhere ({error.strerror})"
-    else:
-        if is_folder and os.access(folder, os.W_OK | os.X_OK):
-            return
-        found = f"{location}{'a folder that you may not write' if is_folder else 'a file'}"
-
-    yield Problem(key, HYDRA, found, "a folder, or a new name", f"{key}=runs/first")
+    obstacle = describe_write_obstacle(path)
+    if obstacle is not None:
+        yield Problem(key, HYDRA, obstacle, "a folder, or a new name", f"{key}=runs/first")
 
 
 def uses_model_name(config: PretrainedConfig) -> bool:

@@ -22,7 +22,7 @@ from bsmeta.config.composing.schema_choice import is_for_program
 from bsmeta.config.composing.schema_types import format_schema_name
 from bsmeta.config.launch import ENVIRONMENT
 from bsmeta.core.errors import Problem, find_similar, format_value, raise_problems, suggest_nearest
-from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.files import CONFIG_FOLDER, refuse_special_file
 from bsmeta.core.keys import describe_undecodable, iterate_leaves
 from bsmeta.core.parsing import has_surrogates
 
@@ -143,6 +143,9 @@ def _find_missing_file(
         own_folder: See `CommandLine`.
         name: The name of the main configuration.
         schema_names: The schemas of the program, as defaults lists name them.
+
+    Raises:
+        DataError: If the main configuration is a pipe, a socket or a device.
     """
     for option, path in (("--config-path", folder), ("--config-dir", own_folder)):
         if path is not None and not path.is_dir():
@@ -150,8 +153,10 @@ def _find_missing_file(
 
     stem = name.removesuffix(".yaml")
     folders = [path for path in (own_folder, folder) if path is not None]
-    is_file = any((path / f"{stem}.yaml").is_file() for path in folders)
-    if is_file or f"{stem}.yaml" in ConfigStore.instance().list(""):
+    files = [path / f"{stem}.yaml" for path in folders]
+    for file in files:
+        refuse_special_file(file)
+    if any(file.is_file() for file in files) or f"{stem}.yaml" in ConfigStore.instance().list(""):
         return None
     return _describe_missing_configuration(name, folders, schema_names)
 
@@ -164,7 +169,7 @@ def _describe_missing_configuration(
     all_names: list[str] = []
     descriptions: list[str] = []
     for folder in folders:
-        files = sorted(folder.glob("*.yaml"))
+        files = sorted(file for file in folder.glob("*.yaml") if file.is_file())
         names = [file.stem for file in files if is_for_program(file, folders, schema_names)]
         descriptions.append(f"{', '.join(names) or 'none'} in {folder}")
         all_names += names

@@ -29,7 +29,7 @@ from bsmeta.config.composing.from_file import Expansion
 from bsmeta.config.composing.groups import PARTS_FOLDER
 from bsmeta.config.composing.yaml_values import parse_values
 from bsmeta.core.errors import ConfigurationError, format_value
-from bsmeta.core.files import CONFIG_FOLDER
+from bsmeta.core.files import CONFIG_FOLDER, refuse_special_file
 
 _HEADER_CHARS = 512
 """Number of characters at the beginning of a file in which Hydra searches for `# @package`."""
@@ -176,6 +176,7 @@ class RecordingSource(FileConfigSource):
 
     def _parse(self, file: Path) -> tuple[str, Any]:
         """Reads and parses a file; returns its text and its values."""
+        refuse_special_file(file)
         try:
             text = file.read_text(encoding="utf-8")
             return text, parse_values(text, file)

@@ -27,7 +27,7 @@ from bsmeta.config.composing.schema_types import describe_type, drop_none
 from bsmeta.config.composing.structures import open_structure
 from bsmeta.core.changed_values import expand_home
 from bsmeta.core.errors import HYDRA, Problem, format_value, look_up
-from bsmeta.core.keys import find_address_problems, read_type_hints
+from bsmeta.core.keys import find_path_problems, read_type_hints
 from bsmeta.core.parsing import parse_yaml
 
 Config = TypeVar("Config")
@@ -43,7 +43,7 @@ def finish_configuration(
 
     Returns:
         The instance, and a problem for each value that cannot be resolved (and has the default of
-        the schema), names an unknown user's home, or is an address where only paths are read.
+        the schema), names an unknown user's home, or is no path that programs can use.
     """
     problems = resolve_interpolations(composed)
     resolved = OmegaConf.to_object(composed)
@@ -56,7 +56,7 @@ def finish_configuration(
         fix = f"{name}=./{path}, or correct it"
         problems.append(Problem(name, HYDRA, format_value(path), expected, fix))
 
-    problems += find_address_problems(config)
+    problems += find_path_problems(config)
     return config, problems
 
 

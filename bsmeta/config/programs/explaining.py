@@ -24,7 +24,7 @@ class ExplainConfig(CausalLMConfig):
     """types to render wherever a document has them, instead of drawing; []: none"""
     json: bool = key(False)
     """print one JSON object a document and line, and nothing else, on standard output"""
-    html: str | None = key(None, is_path=True)
+    html: str | None = key(None, is_path=True, takes_pipes=True)
     """write a page to this file instead of showing it in the terminal"""
     tokens: bool = key(False)
     """in the terminal: mark the beginning of each token"""

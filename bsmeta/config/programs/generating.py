@@ -56,7 +56,7 @@ class GenerateConfig:
     """read prompts and key=value lines from standard input"""
     input: str | None = key(None, is_path=True)
     """file of requests in JSON lines: metadata, prompt, and any key of sampling"""
-    output: str | None = key(None, is_path=True)
+    output: str | None = key(None, is_path=True, takes_pipes=True)
     """file to write in JSON lines: the requests with their samples"""
 
     type: str = key("url")
@@ -80,4 +80,6 @@ class GenerateConfig:
     bootstrap_resamples: int = key(10_000, at_least=1)
     """attribute: resamples for each interval"""
     out_dir: str | None = key(None, is_path=True)
-    """attribute: folder of attribution-{type}.json; null: the run folder"""
+    """attribute: folder of attribution-{type}.json; null: evaluation/ in the run folder (for
+    another validation_file than the run's: evaluation-NAME/; evaluation-NAME-FOLDER/ for a second
+    file of that name)"""

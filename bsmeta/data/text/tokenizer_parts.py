@@ -22,7 +22,7 @@ def read_parts(tokenizer: Tokenizer) -> Part:
 @lru_cache(maxsize=2)  # called several times at the start; a large vocabulary takes a second
 def _parse_parts(content: str) -> Part:
     """Parses the content of a `tokenizer.json`."""
-    parts: Part = parse_json(content)
+    parts: Part = parse_json(content, object_pairs_hook=dict)
     return parts
 
 

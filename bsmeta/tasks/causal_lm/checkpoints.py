@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -14,9 +15,17 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import BY_TEXT, DataConfig, compute_metadata_room, compute_row_length
+from bsmeta.config.data import (
+    BY_TEXT,
+    REMOTE_SCHEMES,
+    DataConfig,
+    compute_metadata_room,
+    compute_row_length,
+    resolve_in_dataset,
+)
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.programs.evaluating import EvaluateConfig
+from bsmeta.config.programs.generating import GenerateConfig
 from bsmeta.config.saved_runs import change_keys, convert_to_config, read_saved_config
 from bsmeta.core.errors import ConfigurationError, DataError, describe_differences
 from bsmeta.core.model_files import create_model, read_model_config, read_tokenizer
@@ -48,6 +57,27 @@ def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig
     if config.per_device_eval_batch_size is not None:
         data = replace(data, per_device_eval_batch_size=config.per_device_eval_batch_size)
     return replace(run_config, data_config=replace(data, metadata_config=metadata))
+
+
+def has_other_data(config: EvaluateConfig | GenerateConfig, location: Location) -> bool:
+    """Whether `validation_file` is a different file from the run's held-out file.
+
+    A local file of the same name counts as the run's if that one no longer exists (it may have been
+    moved).
+    """
+    if config.validation_file is None:
+        return False
+    data = read_run_config(location, config.training_config, config.overrides).data_config
+    if data.validation_file is None:
+        return True
+
+    run_file = resolve_in_dataset(data.validation_file, data)
+    held_out = resolve_in_dataset(config.validation_file, data)
+    if os.path.basename(run_file) != os.path.basename(held_out):
+        return True
+    if run_file.startswith(REMOTE_SCHEMES) or held_out.startswith(REMOTE_SCHEMES):
+        return run_file != held_out
+    return os.path.exists(run_file) and os.path.realpath(run_file) != os.path.realpath(held_out)
 
 
 def read_run_config(

@@ -22,6 +22,7 @@ import yaml
 
 from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.core.exit_codes import EXIT_USER_ERROR
+from bsmeta.core.files import refuse_special_file
 from bsmeta.core.parsing import parse_json, parse_yaml
 from bsmeta.core.printable import make_printable
 from bsmeta.core.process import run_and_report
@@ -586,7 +587,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: If it cannot be read, or is neither.
+        DataError: If it is a pipe, a socket or a device.
     """
+    refuse_special_file(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

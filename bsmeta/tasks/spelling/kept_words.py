@@ -9,6 +9,7 @@ from pathlib import Path
 import xxhash
 
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import refuse_special_file
 from bsmeta.data.text.sentences import divide_compound, find_word_core
 from bsmeta.tasks.spelling.config import is_word_file
 from bsmeta.tasks.spelling.lexicon import remove_possessive
@@ -22,6 +23,7 @@ class KeptWords:
 
     Raises:
         ConfigurationError: If a file cannot be read.
+        DataError: If a file is a pipe, a socket or a device.
     """
 
     def __init__(self, entries: Sequence[str]) -> None:
@@ -62,8 +64,10 @@ class KeptWords:
 
 def _read_words(name: str) -> list[str]:
     """Reads the words of a file, which white space separates."""
+    file = Path(name).expanduser()
+    refuse_special_file(file)
     try:
-        return Path(name).expanduser().read_text(encoding="utf-8-sig").split()
+        return file.read_text(encoding="utf-8-sig").split()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"keep_words: {name} cannot be read: {error}; expected a file of a word per line, in "

@@ -12,13 +12,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import checkpoints
-from bsmeta.tasks.causal_lm.checkpoints import load_model, read_run_config
+from bsmeta.tasks.causal_lm.checkpoints import has_other_data, load_model, read_run_config
 from bsmeta.tasks.causal_lm.model_card import write_card
-from bsmeta.tasks.checkpoints import RECIPE_KEYS, locate_model, read_recipe
+from bsmeta.tasks.checkpoints import RECIPE_KEYS, Location, locate_model, read_recipe
 from tests.conftest import REPOSITORY
+from tests.tasks.run_folders import write_held_out, write_run_folder
 
 RECIPE = "data_config: {metadata_config: {metadata_list: [url], max_seq_len: 77}}\n"
 
@@ -171,3 +173,38 @@ def test_metadata_with_special_tokens_that_the_tokenizer_lacks_is_refused(tmp_pa
         "the model, which was trained without them; expected the metadata settings and types of "
         "the training"
     )
+
+
+def test_the_report_of_a_run_is_only_replaced_by_one_on_the_same_data(tmp_path: Path) -> None:
+    own = write_held_out(tmp_path / "x/dev.jsonl")
+    location = write_run_folder(tmp_path / "run", str(own))
+
+    def is_other(file: Path | None) -> bool:
+        name = None if file is None else str(file)
+        return has_other_data(EvaluateConfig(validation_file=name), location)
+
+    assert not is_other(None)
+    assert not is_other(own)
+    assert is_other(write_held_out(tmp_path / "y/dev.jsonl"))
+    assert is_other(write_held_out(tmp_path / "x/test.jsonl"))
+    own.rename(tmp_path / "dev.jsonl")
+    assert not is_other(tmp_path / "dev.jsonl")
+
+
+def test_the_held_out_file_of_a_run_is_found_in_its_data_set(tmp_path: Path) -> None:
+    own, other = (
+        write_held_out(tmp_path / "data/dev.jsonl"),
+        write_held_out(tmp_path / "other/dev.jsonl"),
+    )
+    local = write_run_folder(tmp_path / "local", "dev.jsonl", str(tmp_path / "data"))
+    hub = write_run_folder(tmp_path / "hub", "dev.jsonl", "owner/pages")
+
+    def is_other(file: object, location: Location) -> bool:
+        return has_other_data(EvaluateConfig(validation_file=str(file)), location)
+
+    assert not is_other(own, local)
+    assert not is_other("dev.jsonl", local)
+    assert is_other(other, local)
+    assert not is_other("hf://datasets/owner/pages/dev.jsonl", hub)
+    assert is_other("hf://datasets/owner/more/dev.jsonl", hub)
+    assert is_other(other, hub)

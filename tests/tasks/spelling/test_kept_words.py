@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.spelling.config import SedWordsConfig
 from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs
@@ -44,3 +45,9 @@ def test_a_detector_flags_no_kept_word() -> None:
         flags.append([flag.text for flag in task.changes(model, ["teh Villiage, cat"])[0]])
         assert task.judge(model, ["teh Villiage"], ALONE) == [[1, int(not kept)]]
     assert flags == [["teh", "Villiage,", "cat"], ["teh", "cat"]]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "names.txt")
+    with pytest.raises(DataError, match=r"names.txt is a pipe, a socket or a device"):
+        KeptWords([str(tmp_path / "names.txt")])

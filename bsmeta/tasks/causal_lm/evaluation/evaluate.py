@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import REMOTE_SCHEMES, resolve_in_dataset
+from bsmeta.config.data import resolve_in_dataset
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
@@ -34,7 +34,12 @@ from bsmeta.report.inference import (
     resample_ratios,
     sum_by_cluster,
 )
-from bsmeta.tasks.causal_lm.checkpoints import load_model, read_run_config, resolve_config
+from bsmeta.tasks.causal_lm.checkpoints import (
+    has_other_data,
+    load_model,
+    read_run_config,
+    resolve_config,
+)
 from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison, list_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
@@ -90,27 +95,6 @@ def run_evaluation(
     out_dir = choose_report_folder(config, first, has_other_data=has_other_data(config, first))
     print_report(report, write_report(report, out_dir, metrics))
     return [out_dir]
-
-
-def has_other_data(config: EvaluateConfig, location: Location) -> bool:
-    """Whether `validation_file` is a different file from the run's held-out file.
-
-    A local file of the same name counts as the run's if that one no longer exists (it may have been
-    moved).
-    """
-    if config.validation_file is None:
-        return False
-    data = read_run_config(location, config.training_config, config.overrides).data_config
-    if data.validation_file is None:
-        return True
-
-    run_file = resolve_in_dataset(data.validation_file, data)
-    held_out = resolve_in_dataset(config.validation_file, data)
-    if os.path.basename(run_file) != os.path.basename(held_out):
-        return True
-    if run_file.startswith(REMOTE_SCHEMES) or held_out.startswith(REMOTE_SCHEMES):
-        return run_file != held_out
-    return os.path.exists(run_file) and os.path.realpath(run_file) != os.path.realpath(held_out)
 
 
 def evaluate(

@@ -1,7 +1,7 @@
 """`mode=attribute`: infers metadata from text, and measures the accuracy.
 
 The mode prints a table, with a row per candidate or the candidates of a single text, and writes
-`attribution-{type}.json`.
+`attribution-{type}.json` beside the evaluation of the model on the same documents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bsmeta.metadata.processors import find_type
 from bsmeta.report.cells import Cell
 from bsmeta.report.inference import Interval
 from bsmeta.report.page import COUNT, Column, Table, create_report_console, print_table
-from bsmeta.tasks.causal_lm.checkpoints import OpenedModel, read_run_config
+from bsmeta.tasks.causal_lm.checkpoints import OpenedModel, has_other_data, read_run_config
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.training_overlap import find_training_overlap
 from bsmeta.tasks.causal_lm.generation.attribution import (
@@ -39,7 +39,7 @@ from bsmeta.tasks.causal_lm.generation.attribution import (
 from bsmeta.tasks.causal_lm.generation.candidates import Candidates, Labels, find_candidates
 from bsmeta.tasks.causal_lm.generation.contexts import check_type
 from bsmeta.tasks.causal_lm.generation.likelihoods import Likelihoods
-from bsmeta.tasks.checkpoints import announce_data
+from bsmeta.tasks.checkpoints import announce_data, choose_report_folder, refuse_unwritable_reports
 
 MAX_ROWS = 20
 """Maximum number of candidates to print; the file has all of them."""
@@ -58,10 +58,9 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
     if config.validation_file is not None:
         data = replace(data, validation_file=config.validation_file)
     _check_attributable(config, data.metadata_config)
-    folder = opened.location.run_folder or Path()
-    if config.out_dir:
-        folder = Path(config.out_dir)
-    path = locate_report(folder, config.type)
+
+    if not config.prompt:
+        refuse_unwritable_reports(config, opened.location)
 
     documents = _open_documents(config, data, opened)
     labels = Labels(config.type, data.metadata_config)
@@ -82,6 +81,9 @@ def infer_metadata(config: GenerateConfig, opened: OpenedModel) -> None:
         return
 
     assert documents is not None
+    other_data = has_other_data(config, opened.location)
+    folder = choose_report_folder(config, opened.location, has_other_data=other_data)
+    path = locate_report(folder, config.type)
     with show_progress_bar("scoring", 1) as progress:
         attribution = _attribute_documents(config, documents, candidates, likelihoods, progress)
     report = _make_report(config, opened.location.model, documents, likelihoods, attribution)

@@ -19,14 +19,12 @@ from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.saved_runs import format_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import write_model_manifest
-from bsmeta.tasks.causal_lm.evaluation.evaluate import compare_models, evaluate, has_other_data
+from bsmeta.tasks.causal_lm.evaluation.evaluate import compare_models, evaluate
 from bsmeta.tasks.causal_lm.evaluation.results import ModelReport
-from bsmeta.tasks.checkpoints import Location
 from bsmeta.training.ranks.processes import ALONE
 from tests.data.s3_server import S3Server
 from tests.tasks.causal_lm.evaluation.conftest import call, documents, write_shard
 from tests.tasks.causal_lm.evaluation.helpers import LN2, make_sums
-from tests.tasks.run_folders import write_held_out, write_run_folder
 from tests.training.hub_server import HubServer
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -488,38 +486,3 @@ def test_models_with_at_most_one_common_document_have_no_interval() -> None:
 def test_position_edges_must_rise_from_0(edges: list[int]) -> None:
     with pytest.raises(ConfigurationError, match="expected rising bytes that begin with 0"):
         evaluate(EvaluateConfig(position_edges=edges), [], ALONE)
-
-
-def test_the_report_of_a_run_is_only_replaced_by_one_on_the_same_data(tmp_path: Path) -> None:
-    own = write_held_out(tmp_path / "x/dev.jsonl")
-    location = write_run_folder(tmp_path / "run", str(own))
-
-    def is_other(file: Path | None) -> bool:
-        name = None if file is None else str(file)
-        return has_other_data(EvaluateConfig(validation_file=name), location)
-
-    assert not is_other(None)
-    assert not is_other(own)
-    assert is_other(write_held_out(tmp_path / "y/dev.jsonl"))
-    assert is_other(write_held_out(tmp_path / "x/test.jsonl"))
-    own.rename(tmp_path / "dev.jsonl")
-    assert not is_other(tmp_path / "dev.jsonl")
-
-
-def test_the_held_out_file_of_a_run_is_found_in_its_data_set(tmp_path: Path) -> None:
-    own, other = (
-        write_held_out(tmp_path / "data/dev.jsonl"),
-        write_held_out(tmp_path / "other/dev.jsonl"),
-    )
-    local = write_run_folder(tmp_path / "local", "dev.jsonl", str(tmp_path / "data"))
-    hub = write_run_folder(tmp_path / "hub", "dev.jsonl", "owner/pages")
-
-    def is_other(file: object, location: Location) -> bool:
-        return has_other_data(EvaluateConfig(validation_file=str(file)), location)
-
-    assert not is_other(own, local)
-    assert not is_other("dev.jsonl", local)
-    assert is_other(other, local)
-    assert not is_other("hf://datasets/owner/pages/dev.jsonl", hub)
-    assert is_other("hf://datasets/owner/more/dev.jsonl", hub)
-    assert is_other(other, hub)

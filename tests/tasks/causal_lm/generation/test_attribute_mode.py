@@ -34,7 +34,7 @@ def test_the_program_writes_the_report_and_prints_the_table(
     generate: Callable[..., int], run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert generate("mode=attribute", "bootstrap_resamples=50", "prior=empirical") == 0
-    report = json.loads((run_folder / "attribution-url.json").read_text())
+    report = json.loads((run_folder / "evaluation/attribution-url.json").read_text())
     assert [row["label"] for row in report["candidates"]] == ["site0.org", "site1.org", "site2.org"]
     assert report["metrics"]["documents"] == 9
     assert report["left_out"] == {}
@@ -53,6 +53,24 @@ def test_the_program_writes_the_report_and_prints_the_table(
     code = generate("mode=attribute", "candidates=[a.org,b.org]", "prompt='Some text of b'")
     assert code == 0
     assert "p(value | text)" in capsys.readouterr().out
+
+
+def test_each_held_out_file_has_a_report_of_its_own(
+    generate: Callable[..., int], run_folder: Path, tmp_path: Path
+) -> None:
+    arguments = ("mode=attribute", "bootstrap_resamples=50")
+    assert generate(*arguments) == 0
+    for name, lines in {"x/dev.jsonl.gz": documents()[:6], "y/dev.jsonl.gz": documents()}.items():
+        (tmp_path / name).parent.mkdir()
+        shard = write_shard(tmp_path / name, lines)
+        assert generate(*arguments, f"validation_file={shard}") == 0
+
+    numbers_of_documents = {
+        file.parent.name: json.loads(file.read_text())["metrics"]["documents"]
+        for file in run_folder.glob("*/attribution-url.json")
+    }
+    assert numbers_of_documents == {"evaluation": 9, "evaluation-dev": 5, "evaluation-dev-y": 9}
+    assert not (run_folder / "attribution-url.json").exists()
 
 
 def test_documents_of_training_shards_are_refused_or_left_out(
@@ -77,7 +95,7 @@ def test_documents_of_training_shards_are_refused_or_left_out(
     printed = capsys.readouterr().out
     assert "(3 candidates, uniform prior); left out: 2 in_training_shards\n" in printed
     assert "Compared with 1 of 1 training shards.\n" in printed
-    report = json.loads((run_folder / "attribution-url.json").read_text())
+    report = json.loads((run_folder / "evaluation-other/attribution-url.json").read_text())
     assert report["left_out"] == {"in_training_shards": 2}
     assert report["training_overlap"]["compared"] == 1
     assert report["metrics"]["documents"] == 7
@@ -100,6 +118,7 @@ def test_documents_of_training_shards_are_refused_or_left_out(
         (["candidates=[a.org,b.org]"], "no held-out document has one of the candidates"),
         (["candidates=[a.org,b.org]", "prompt=A"], "prompt='A': expected at least two tokens"),
         (["validation_file=none.gz"], "validation_file=none.gz does not exist"),
+        (["out_dir=/dev/null/x"], "out_dir: /dev/null/x is below /dev/null, which is a file"),
         (
             ["input=texts.jsonl", "compare=[{}]", "guidance=2"],
             "guidance, compare, input: no effect with mode=attribute; expected some of mode",

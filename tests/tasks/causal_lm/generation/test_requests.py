@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.causal_lm.generation.requests import (
     Request,
     apply_steps,
@@ -69,3 +70,26 @@ def test_problems_of_all_requests_are_listed_together() -> None:
     with pytest.raises(ConfigurationError) as error:
         apply_steps(requests, refuse_empty)
     assert str(error.value) == "request 1: prompt: is empty\nrequest last: prompt: is empty"
+
+
+def test_a_request_with_a_key_twice_is_refused_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"prompt": "A"}\n{"prompt": "A", "seed": 1, "prompt": "B"}\n')
+    with pytest.raises(DataError) as error:
+        read_requests(str(path), Request())
+    assert str(error.value) == (
+        f'{path}, line 2: an object has the key "prompt" 2 times; expected each key once'
+    )
+
+
+@pytest.mark.parametrize("arguments", [["input={}"], ["mode=attribute", "validation_file={}"]])
+def test_a_pipe_is_not_waited_for(
+    arguments: list[str],
+    generate: Generate,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    assert generate(*(argument.format(pipe) for argument in arguments)) == 2
+    assert f'found "{pipe}", which is a pipe, a socket or a device' in capsys.readouterr().err
