@@ -33,8 +33,8 @@ import numpy as np
 import xxhash
 
 from bsmeta.annotate.content import EXTRACTORS, Extractor, Span, Text
-from bsmeta.annotate.page import Page, parse_page
-from bsmeta.annotate.tags import TagRecord
+from bsmeta.annotate.html.page import Page, parse_page
+from bsmeta.annotate.html.tags import TagRecord
 from bsmeta.core.process import run_and_report
 from bsmeta.metadata.annotated_columns import CONTENT_SPANS
 from bsmeta.metadata.content import KeptText, read_content_spans

@@ -19,7 +19,6 @@ from xml.sax.saxutils import escape
 import msgspec
 import yaml
 
-from bsmeta.annotate import warc
 from bsmeta.annotate.annotator import AnnotationError, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Text
@@ -30,16 +29,20 @@ from bsmeta.annotate.dates import (
     parse_crawl_time,
     read_latest_moment,
 )
-from bsmeta.annotate.declared_charset import find_declared_charset
 from bsmeta.annotate.descriptions import (
     DescriptionTable,
     extract_first_sentence,
     is_description,
     read_descriptions,
 )
-from bsmeta.annotate.frames import make_inert_html
-from bsmeta.annotate.http_response import parse_response
-from bsmeta.annotate.json_ld import decode_json_ld
+from bsmeta.annotate.duplicates.shingles import split_words
+from bsmeta.annotate.html.declared_charset import find_declared_charset
+from bsmeta.annotate.html.frames import make_inert_html
+from bsmeta.annotate.html.json_ld import decode_json_ld
+from bsmeta.annotate.html.page import Declared, PageError, decode_html, parse_page
+from bsmeta.annotate.inputs import warc
+from bsmeta.annotate.inputs.http_response import parse_response
+from bsmeta.annotate.inputs.sources import InputRecord, decode_line
 from bsmeta.annotate.links import (
     LinkedPage,
     LinkIndex,
@@ -50,10 +53,7 @@ from bsmeta.annotate.links import (
     write_index,
     write_linked_sets,
 )
-from bsmeta.annotate.page import Declared, PageError, decode_html, parse_page
 from bsmeta.annotate.plan import make_annotators
-from bsmeta.annotate.shingles import split_words
-from bsmeta.annotate.sources import InputRecord, decode_line
 from bsmeta.annotate.spans import split_paragraphs
 from bsmeta.config.composing.overrides import quote_home, quote_mapping
 from bsmeta.config.metadata import MetadataConfig
@@ -65,7 +65,7 @@ from bsmeta.core.secret_names import looks_mixed, looks_random
 from bsmeta.core.secrets import format_url, redact, redact_values
 from bsmeta.core.token_forms import find_tokens
 from bsmeta.data.io.lines import LineReader
-from bsmeta.data.io.remote import Pattern
+from bsmeta.data.io.remote.store import Pattern
 from bsmeta.data.stream.same_document import normalize_url
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, detect_format, read_rows
 from bsmeta.data.table.csv_file import Row as TableRow
@@ -709,18 +709,18 @@ OTHER_MODULES = {
     "annotate/plan.py": "constants",
     "annotate/pool.py": "messages of this program",
     "annotate/shard.py": "files of this program",
-    "annotate/tags.py": "constants",
-    "data/io/azure_account.py": "variables of the environment",
-    "data/io/azure_blobs.py": "names and hashes in a listing",
+    "annotate/html/tags.py": "constants",
+    "data/io/remote/azure_account.py": "variables of the environment",
+    "data/io/remote/azure_blobs.py": "names and hashes in a listing",
     "data/io/file_sets.py": "paths in the configuration",
     "data/io/file_start.py": "the first `_HEAD` bytes of a file",
-    "data/io/hub.py": "names and answers of the Hub",
-    "data/io/objects.py": "addresses in the configuration, and headers of a server",
+    "data/io/remote/hub.py": "names and answers of the Hub",
+    "data/io/remote/objects.py": "addresses in the configuration, and headers of a server",
     "data/io/parquet.py": "names of columns",
-    "data/io/remote.py": "addresses in the configuration, and headers of a server",
+    "data/io/remote/store.py": "addresses in the configuration, and headers of a server",
     "data/io/shards.py": "paths in the configuration",
-    "data/io/stores.py": "addresses in the configuration",
-    "data/io/tensorflow_files.py": "options of an address in the configuration",
+    "data/io/remote/stores.py": "addresses in the configuration",
+    "data/io/remote/tensorflow_files.py": "options of an address in the configuration",
     "data/prepare.py": "names of metadata types",
     "data/stage.py": "paths of this program",
     "data/stream/columns.py": "names of columns",

@@ -12,8 +12,8 @@ import pytest
 from msgspec import structs
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import remote
 from bsmeta.data.io.file_sets import Entry, download
+from bsmeta.data.io.remote import store
 from tests.data.file_server import FileServer, Request
 from tests.waiting import STUCK_S
 
@@ -23,7 +23,7 @@ HTML = b"<html>Please log in</html>"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(store, "FIRST_DELAY_S", 0.01)
     with FileServer({"/data.bin": CONTENT}).running() as running:
         yield running
 

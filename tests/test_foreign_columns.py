@@ -19,7 +19,7 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 from bsmeta import predict
 from bsmeta.annotate.annotator import AnnotationError, Row
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.sources import decode_line
+from bsmeta.annotate.inputs.sources import decode_line
 from bsmeta.annotate.spans import EntityParagraph
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig

@@ -102,7 +102,10 @@ EXCEPTIONS = {
     "training/step.py": ("training/test_equal_losses.py", "compared with a bare loop"),
     "annotate/__main__.py": ("annotate/test_executors.py", "run as a program"),
     "annotate/config.py": ("config/test_schema.py", KEYS),
-    "annotate/tags.py": ("annotate/test_page.py", "tags are written while a page is parsed"),
+    "annotate/html/tags.py": (
+        "annotate/html/test_page.py",
+        "tags are written while a page is parsed",
+    ),
     "quick/__main__.py": ("test_quick.py", "run as a program"),
     "quick/command.py": ("test_quick.py", "the whole command"),
     "quick/config.py": ("config/test_schema.py", KEYS),

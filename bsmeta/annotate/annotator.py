@@ -18,11 +18,11 @@ from isal import igzip
 
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.decisions import Duplicate
-from bsmeta.annotate.page import Page, PageError, parse_page
+from bsmeta.annotate.html.page import Page, PageError, parse_page
+from bsmeta.annotate.html.tags import Profile, TagRecord
+from bsmeta.annotate.inputs.sources import InputRecord, Item, decode_record
 from bsmeta.annotate.pool import PAGE_STEP, Chunk, Failures, Status
 from bsmeta.annotate.shard import AnnotatedChunk, Counts, Dropped
-from bsmeta.annotate.sources import InputRecord, Item, decode_record
-from bsmeta.annotate.tags import Profile, TagRecord
 from bsmeta.core.foreign_json import split_columns
 from bsmeta.core.parsing import JSONDecoder, decode_json
 from bsmeta.metadata.annotated_columns import decode_local_records, decode_strings

@@ -22,11 +22,11 @@ from bsmeta.annotate import plan, pool
 from bsmeta.annotate.annotator import Annotation, Annotator
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.decisions import Decisions, looks_for_duplicates
-from bsmeta.annotate.duplicate_check import report_duplicates
+from bsmeta.annotate.duplicates.check import report_duplicates
+from bsmeta.annotate.inputs.sources import InputFile, format_count, identify_files, list_inputs
 from bsmeta.annotate.links import make_index, write_linked_sets
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.annotate.shard import FOLDER, Counts, Dropped, ShardWriter, read_existing_rows
-from bsmeta.annotate.sources import InputFile, format_count, identify_files, list_inputs
 from bsmeta.annotate.spans import Entity
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.exit_codes import EXIT_PREEMPTED
@@ -136,7 +136,7 @@ def _annotate_inputs(
 def _find_duplicates(config: AnnotateConfig, files: Sequence[InputFile], output: Path) -> list[str]:
     """Finds duplicates, with a progress bar; returns a message for each damaged file."""
     # Imported here because its library loads more slowly than all others together.
-    from bsmeta.annotate.duplicates import find_duplicates
+    from bsmeta.annotate.duplicates.search import find_duplicates
 
     total_bytes = sum(file.bytes for file in files)
     with _show_page_progress("signing pages", total_bytes) as advance:

@@ -17,7 +17,7 @@ from typing import Any
 from htmldate import find_date
 from htmldate.utils import load_html
 
-from bsmeta.annotate.page import Declared
+from bsmeta.annotate.html.page import Declared
 from bsmeta.core.dates import MONTH_NUMBERS, parse_any_date
 
 FIRST_YEAR = 1983  # as in the published data

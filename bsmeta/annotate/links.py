@@ -34,9 +34,9 @@ import xxhash
 
 from bsmeta.annotate import pool
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.page import VERSION, Page, PageError, parse_page
+from bsmeta.annotate.html.page import VERSION, Page, PageError, parse_page
+from bsmeta.annotate.inputs.sources import InputFile, decode_record, format_count
 from bsmeta.annotate.shard import FOLDER, Counts, ShardFiles, make_damaged_shard_error
-from bsmeta.annotate.sources import InputFile, decode_record, format_count
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import build_atomically
 from bsmeta.core.foreign_json import ForeignDecoder

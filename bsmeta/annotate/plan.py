@@ -22,8 +22,9 @@ from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.config import DROP, AnnotateConfig
 from bsmeta.annotate.content import Content
 from bsmeta.annotate.decisions import Decisions, marks_duplicates
+from bsmeta.annotate.html.page import VERSION
+from bsmeta.annotate.inputs.sources import InputFile, format_count
 from bsmeta.annotate.marking import DuplicateMark
-from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.shard import (
     FOLDER,
     JOURNAL_SUFFIX,
@@ -34,7 +35,6 @@ from bsmeta.annotate.shard import (
     ShardFiles,
     read_journal,
 )
-from bsmeta.annotate.sources import InputFile, format_count
 from bsmeta.core.errors import ConfigurationError, suggest_nearest
 from bsmeta.core.files import measure_free_bytes
 

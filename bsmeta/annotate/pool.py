@@ -30,8 +30,7 @@ import msgspec
 
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.decisions import Duplicate
-from bsmeta.annotate.shard import Counts, Dropped
-from bsmeta.annotate.sources import (
+from bsmeta.annotate.inputs.sources import (
     BAD_RECORD,
     InputFile,
     InputRecord,
@@ -39,6 +38,7 @@ from bsmeta.annotate.sources import (
     estimate_item_bytes,
     read_items,
 )
+from bsmeta.annotate.shard import Counts, Dropped
 from bsmeta.core.errors import DataError
 from bsmeta.core.signals import kill_with_parent
 

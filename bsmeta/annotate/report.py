@@ -15,11 +15,11 @@ import msgspec
 from markupsafe import escape
 
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.frames import make_inert_html
-from bsmeta.annotate.page import PageError
+from bsmeta.annotate.html.frames import make_inert_html
+from bsmeta.annotate.html.page import PageError
+from bsmeta.annotate.inputs.sources import decode_record, format_count, read_items
 from bsmeta.annotate.plan import ShardPlan
 from bsmeta.annotate.shard import Counts, read_existing_rows
-from bsmeta.annotate.sources import decode_record, format_count, read_items
 from bsmeta.core.foreign_json import ForeignDecoder, split_columns
 from bsmeta.core.terminal import Console
 from bsmeta.metadata.annotated_columns import (

@@ -18,8 +18,8 @@ from bsmeta.annotate.annotator import (
     make_local_record,
 )
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.html.page import PARAGRAPHS
 from bsmeta.annotate.links import LinkIndex, list_mentions, locate_index, read_index_digest
-from bsmeta.annotate.page import PARAGRAPHS
 from bsmeta.config.task_entry import ModelUse
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import hash_file

@@ -47,7 +47,8 @@ from bsmeta.core.progress import Show, show_progress_bar
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.file_sets import complete_part
 from bsmeta.data.io.files import measure_file
-from bsmeta.data.io.remote import CancelledError
+from bsmeta.data.io.remote.store import CancelledError
+from bsmeta.data.io.remote.stores import find_file_store, read_range
 from bsmeta.data.io.shards import (
     SUFFIXES,
     Shard,
@@ -56,7 +57,6 @@ from bsmeta.data.io.shards import (
     find_validation_path,
     list_shards,
 )
-from bsmeta.data.io.stores import find_file_store, read_range
 
 TRAIN = "train"
 HELD_OUT = "validation"

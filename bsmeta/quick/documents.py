@@ -166,9 +166,9 @@ def _find_near_copies(pages: Sequence[Page], folder: Path) -> set[int]:
     try:
         from bsmeta.annotate import pool
         from bsmeta.annotate.decisions import read_duplicates
-        from bsmeta.annotate.duplicates import find_duplicates
+        from bsmeta.annotate.duplicates.search import find_duplicates
+        from bsmeta.annotate.inputs.sources import identify_files, list_inputs
         from bsmeta.annotate.shard import ShardFiles
-        from bsmeta.annotate.sources import identify_files, list_inputs
     except ModuleNotFoundError as error:
         extra_error = explain_missing_extra(error)
         if extra_error is None:

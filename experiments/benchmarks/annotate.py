@@ -24,10 +24,10 @@ from selectolax.lexbor import LexborHTMLParser
 
 from bsmeta.annotate.annotator import Annotation, Annotator, Row
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.page import parse_page
+from bsmeta.annotate.html.page import parse_page
+from bsmeta.annotate.inputs.sources import InputRecord, Item, decode_record, list_inputs, read_items
 from bsmeta.annotate.plan import list_all_columns, make_annotators
 from bsmeta.annotate.pool import Chunk, Status, reduce_garbage_collection
-from bsmeta.annotate.sources import InputRecord, Item, decode_record, list_inputs, read_items
 from bsmeta.config.entry_point import run_entry_point
 
 OWN_KEYS = {"limit": "300", "repeats": "5"}

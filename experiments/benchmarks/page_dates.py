@@ -29,7 +29,7 @@ from bsmeta.annotate.about_page import Timestamp
 from bsmeta.annotate.annotator import Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.dates import read_latest_moment
-from bsmeta.annotate.sources import InputRecord
+from bsmeta.annotate.inputs.sources import InputRecord
 from bsmeta.core.process import run_and_report
 
 NONE = "none"

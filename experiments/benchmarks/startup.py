@@ -38,7 +38,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))  # for the Hub of the tests
 from bsmeta.config.data import DataConfig  # noqa: E402
 from bsmeta.core.process import run_and_report  # noqa: E402
-from bsmeta.data.io.hub import resolve_commit  # noqa: E402
+from bsmeta.data.io.remote.hub import resolve_commit  # noqa: E402
 from bsmeta.data.stream.survey import survey_data  # noqa: E402
 from bsmeta.data.stream.train_stream import TrainStream  # noqa: E402
 from tests.data.helpers import pages, small_config, small_tokenizer, write_shard  # noqa: E402

@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.io.remote.tensorflow_files import import_tensorflow
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.io.tensorflow_files import import_tensorflow
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.metadata.decoding import make_decoder

@@ -14,8 +14,8 @@ from fastwarc.warc import WarcRecord, WarcRecordType
 from bsmeta.annotate import command
 from bsmeta.annotate.annotator import Row
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.inputs.sources import InputRecord
 from bsmeta.annotate.plan import make_annotators
-from bsmeta.annotate.sources import InputRecord
 
 WORDS = "words of a paragraph that is longer than the sixty-four characters below which it is cut "
 RAWPAGES = Path(__file__).resolve().parents[2] / "examples" / "rawpages"

@@ -1,7 +1,7 @@
 """The rules by which a page becomes text and tags, applied one after the other to a plain tree.
 
 Slow and simple: each rule is a pass over a tree of Python objects, and the text of each element is
-joined again. `bsmeta.annotate.page` does all of it in one pass.
+joined again. `bsmeta.annotate.html.page` does all of it in one pass.
 """
 
 from __future__ import annotations

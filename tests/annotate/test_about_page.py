@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.annotate.annotator import AnnotationError
-from bsmeta.annotate.sources import InputRecord
+from bsmeta.annotate.inputs.sources import InputRecord
 from tests.annotate.helpers import WORDS, annotated, page, values
 
 

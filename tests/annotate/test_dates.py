@@ -23,7 +23,7 @@ from bsmeta.annotate.dates import (
     parse_date,
     read_latest_moment,
 )
-from bsmeta.annotate.sources import InputRecord
+from bsmeta.annotate.inputs.sources import InputRecord
 from tests.annotate.helpers import ALL_DATA, WORDS, annotated, page, values
 
 CRAWLED = "2021-06-15T12:00:00Z"

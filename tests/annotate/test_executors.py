@@ -14,7 +14,7 @@ from datatrove.executor import LocalPipelineExecutor
 
 from bsmeta.annotate.command import run_task
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.sources import list_inputs
+from bsmeta.annotate.inputs.sources import list_inputs
 from bsmeta.core.errors import ConfigurationError, DataError
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages
 from tests.conftest import REPOSITORY

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.annotate.page import MAX_ATTRIBUTES, MAX_DEPTH, PageError, parse_page
+from bsmeta.annotate.html.page import MAX_ATTRIBUTES, MAX_DEPTH, PageError, parse_page
 from bsmeta.annotate.shard import ShardFiles, read_journal
 from tests.annotate.helpers import WORDS, annotate, rows, write_pages
 from tests.waiting import STUCK_S

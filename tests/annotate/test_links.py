@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bsmeta.annotate import links
+from bsmeta.annotate.inputs.sources import InputRecord, Item, decode_record
 from bsmeta.annotate.links import (
     LinkIndex,
     collect_pages,
@@ -18,7 +19,6 @@ from bsmeta.annotate.links import (
     write_linked_sets,
 )
 from bsmeta.annotate.pool import DIED, PAGE_STEP, Chunk, Status
-from bsmeta.annotate.sources import InputRecord, Item, decode_record
 from bsmeta.core.errors import DataError
 from tests.annotate.helpers import WORDS, annotate, rows, write_pages
 

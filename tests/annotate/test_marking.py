@@ -5,8 +5,8 @@ from __future__ import annotations
 from bsmeta.annotate.annotator import Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.decisions import Duplicate
+from bsmeta.annotate.inputs.sources import InputRecord
 from bsmeta.annotate.marking import DuplicateMark
-from bsmeta.annotate.sources import InputRecord
 
 
 def test_the_record_names_the_kept_page() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bsmeta.annotate import annotator, plan
-from bsmeta.annotate.page import Page, PageError, parse_page
+from bsmeta.annotate.html.page import Page, PageError, parse_page
 from bsmeta.annotate.shard import FOLDER, ShardFiles
 from bsmeta.core import files
 from bsmeta.core.errors import ConfigurationError

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.inputs.sources import identify_files, list_inputs
 from bsmeta.annotate.pool import (
     PAGE_STEP,
     Chunk,
@@ -17,7 +18,6 @@ from bsmeta.annotate.pool import (
     read_chunks,
     stop_at_signals,
 )
-from bsmeta.annotate.sources import identify_files, list_inputs
 from tests.annotate.helpers import some_pages, write_pages
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import xxhash
 
 from bsmeta.annotate.annotator import Row
-from bsmeta.annotate.sources import InputRecord
-from bsmeta.annotate.tags import TagRecord
+from bsmeta.annotate.html.tags import TagRecord
+from bsmeta.annotate.inputs.sources import InputRecord
 from tests.annotate.helpers import RAWPAGES, annotated, rows
 
 PUBLISHED = Path(__file__).with_name("published.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bsmeta.annotate.sources import InputRecord
+from bsmeta.annotate.inputs.sources import InputRecord
 from tests.annotate.helpers import WORDS, annotated, page
 
 

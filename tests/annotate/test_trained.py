@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from bsmeta.annotate.annotator import AnnotationError
 from bsmeta.annotate.config import AnnotateConfig
+from bsmeta.annotate.inputs.sources import InputRecord
 from bsmeta.annotate.plan import make_annotators
-from bsmeta.annotate.sources import InputRecord
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import MANIFEST
 from bsmeta.tasks.checkpoints import open_task

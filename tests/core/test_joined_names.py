@@ -23,10 +23,12 @@ JOINS = {
     "annotate/command.py": {
         "output / FOLDER / config.executor": "one of the choices of the key",
     },
-    "annotate/duplicates.py": {"held_out_folder / f'{file.xxh3}.signatures'": "a hash"},
-    "annotate/signatures.py": {"path.with_name(f'{path.name}{PART_SUFFIX}')": "beside a path"},
+    "annotate/duplicates/search.py": {"held_out_folder / f'{file.xxh3}.signatures'": "a hash"},
+    "annotate/duplicates/signatures.py": {
+        "path.with_name(f'{path.name}{PART_SUFFIX}')": "beside a path",
+    },
     "annotate/links.py": {"folder / name": "three constant names"},
-    "annotate/sources.py": {"os.path.join(entry, name)": "a listing of the folder itself"},
+    "annotate/inputs/sources.py": {"os.path.join(entry, name)": "a listing of the folder itself"},
     "api/runs.py": {"self.path / name": "constant names"},
     "cli.py": {"folder / name": "constant names"},
     "config/composing/command_line.py": {"path / f'{stem}.yaml'": "named on the command line"},
@@ -61,11 +63,11 @@ JOINS = {
             "a base name, printable and short",
     },
     "data/io/file_sets.py": {"path.with_name(f'{path.name}.part')": "beside a path"},
-    "data/io/hub.py": {
+    "data/io/remote/hub.py": {
         "folder / _name_listing(pattern, pattern.revision)": "a hash after the URL's owner--name",
         "folder / _name_listing(pattern, commit)": "a hash after the URL's owner--name",
     },
-    "data/io/remote_file.py": {
+    "data/io/remote/remote_file.py": {
         "self._folder / 'blocks' / name[:2] / name": "a hash",
         "self._folder / 'blocks' / name[:2]": "a hash",
         "locks / f'{int(path.name, 16) % NUM_LOCK_FILES}.lock'": "a number",

@@ -27,8 +27,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.core import progress
 from bsmeta.core.files import hash_file
-from bsmeta.data.io import remote
 from bsmeta.data.io.lines import build_index
+from bsmeta.data.io.remote import store
 from bsmeta.data.io.samples import NUM_SAMPLES
 from bsmeta.data.io.shard_lines import open_shard
 from bsmeta.data.io.shards import Shard, add_sample_hashes
@@ -98,17 +98,17 @@ def score_batches() -> None:
 
 
 def download_parts() -> None:
-    assert b"".join(remote.refuse_slow_response(iter([b"part"] * 7), 10.0)) == b"part" * 7
+    assert b"".join(store.refuse_slow_response(iter([b"part"] * 7), 10.0)) == b"part" * 7
 
 
 def retry_five_times() -> None:
     cancelled: Any = SimpleNamespace(wait=lambda _: False)
-    retries = remote.Retries(5, "start again", cancelled)
-    failures = [remote.TransientError("HTTP 503") for _ in range(5)]
+    retries = store.Retries(5, "start again", cancelled)
+    failures = [store.TransientError("HTTP 503") for _ in range(5)]
     assert retries.call("a file", lambda: fail_until_empty(failures)) == "content"
 
 
-def fail_until_empty(failures: list[remote.TransientError]) -> str:
+def fail_until_empty(failures: list[store.TransientError]) -> str:
     """Raises the failures one after another, then returns content."""
     if failures:
         raise failures.pop()
@@ -117,9 +117,9 @@ def fail_until_empty(failures: list[remote.TransientError]) -> str:
 
 def wait_a_minute() -> None:
     cancelled: Any = SimpleNamespace(wait=lambda _: False)
-    busy = remote.TransientError("HTTP 429", 60.0)
+    busy = store.TransientError("HTTP 429", 60.0)
     failures = [busy]
-    remote.Retries(1, "start again", cancelled).call("a file", lambda: fail_until_empty(failures))
+    store.Retries(1, "start again", cancelled).call("a file", lambda: fail_until_empty(failures))
 
 
 def run_batches_on_all_ranks() -> None:

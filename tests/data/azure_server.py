@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from bsmeta.data.io import remote, remote_file
+from bsmeta.data.io.remote import remote_file, store
 from tests.data.bucket_server import Answer, ObjectServer
 from tests.data.cloud_storage_server import PAGE, forget
 
@@ -163,8 +163,8 @@ def format_listing(blobs: str, marker: str = "") -> str:
 def az(monkeypatch: pytest.MonkeyPatch) -> Iterator[AzureServer]:
     """A server with one public container, small blocks and short delays."""
     monkeypatch.setattr(remote_file, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(remote, "MAX_DELAY_S", 0.02)
+    monkeypatch.setattr(store, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(store, "MAX_DELAY_S", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bsmeta.data.io import objects, remote, remote_file, stores
+from bsmeta.data.io.remote import objects, remote_file, store, stores
 from tests.data.bucket_server import (
     BUCKET,
     RUN_PREFIX,
@@ -271,8 +271,8 @@ def _wrap(tag: str, content: str) -> bytes:
 def gs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     """A server with one bucket, small blocks and short delays."""
     monkeypatch.setattr(remote_file, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(remote, "MAX_DELAY_S", 0.02)
+    monkeypatch.setattr(store, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(store, "MAX_DELAY_S", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     storage = Storage()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage.endpoint)

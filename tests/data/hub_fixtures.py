@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session, constants
 
-from bsmeta.data.io import remote, remote_file
 from bsmeta.data.io.file_ref import HUB, FileRef, RemoteSettings
-from bsmeta.data.io.hub import resolve_commit
+from bsmeta.data.io.remote import remote_file, store
+from bsmeta.data.io.remote.hub import resolve_commit
 from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, shards_in, used_hub
 
 BLOCK = 1000
@@ -22,8 +22,8 @@ CONTENT = random.Random(0).randbytes(7700)
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A server with one file, small blocks and short delays."""
     monkeypatch.setattr(remote_file, "BLOCK_BYTES", BLOCK)
-    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(remote, "MAX_DELAY_S", 0.02)
+    monkeypatch.setattr(store, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(store, "MAX_DELAY_S", 0.02)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -18,9 +18,9 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.io import compression
 from bsmeta.data.io.file_ref import HUB, FileRef, RemoteSettings
 from bsmeta.data.io.lines import LineReader, build_index
-from bsmeta.data.io.remote_file import BadCopyError, FileBlocks
+from bsmeta.data.io.remote.remote_file import BadCopyError, FileBlocks
+from bsmeta.data.io.remote.stores import find_file_store
 from bsmeta.data.io.shards import list_shards
-from bsmeta.data.io.stores import find_file_store
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import run, same, small_config
 from tests.data.hub_server import Answer, Fault, Hub, is_content

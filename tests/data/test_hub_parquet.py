@@ -13,7 +13,7 @@ import pytest
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.parquet import ParquetReader
-from bsmeta.data.io.remote_file import BadCopyError
+from bsmeta.data.io.remote.remote_file import BadCopyError
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import small_config
 from tests.data.hub_fixtures import BLOCK

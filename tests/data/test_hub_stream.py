@@ -14,11 +14,12 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io import compression, remote_file
+from bsmeta.data.io import compression
 from bsmeta.data.io import lines as index_module
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.hub import resolve_commit
 from bsmeta.data.io.lines import IndexCache, LineReader
+from bsmeta.data.io.remote import remote_file
+from bsmeta.data.io.remote.hub import resolve_commit
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import (

@@ -145,9 +145,9 @@ def survey(path: Path) -> None:
 def annotate_file(path: Path) -> None:
     """All annotators, with the report; in this process, where a crash is seen."""
     from bsmeta.annotate.annotator import Annotation
+    from bsmeta.annotate.inputs.sources import read_items
     from bsmeta.annotate.plan import list_all_columns
     from bsmeta.annotate.pool import Chunk
-    from bsmeta.annotate.sources import read_items
 
     config, annotators = _annotators()
     annotation = Annotation(config, annotators, list_all_columns(annotators))

@@ -49,13 +49,13 @@ OTHERS = {
 # Files that decode JSON of a known writer with the strict decoder, although they read data.
 STRICT = {
     "annotate/decisions.py": "its own decisions",
-    "annotate/json_ld.py": "JSON-LD of a page, whose errors are ignored",
+    "annotate/html/json_ld.py": "JSON-LD of a page, whose errors are ignored",
     "annotate/annotator.py": "rows of its own shards; a column for a custom annotator",
     "annotate/links.py": "its own index",
     "annotate/shard.py": "its own journals",
     "data/io/file_sets.py": "declarations of files",
-    "data/io/hub.py": "answers of the Hub",
-    "data/io/objects.py": "answers of object stores",
+    "data/io/remote/hub.py": "answers of the Hub",
+    "data/io/remote/objects.py": "answers of object stores",
     "data/stage.py": "its own list of copies",
     "data/table/store.py": "its own state",
     "metadata/processors.py": "the attributes of a record that has passed the gate",

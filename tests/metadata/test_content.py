@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.annotate import content
-from bsmeta.annotate.page import parse_page
+from bsmeta.annotate.html.page import parse_page
 from bsmeta.config.data import EXTRACTORS
 from bsmeta.metadata.content import KeptText
 from bsmeta.metadata.decoding import make_decoder

@@ -72,7 +72,7 @@ def test_without_the_extra_near_copies_are_not_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasketch", None)  # as if it were not installed
-    for module in ("bsmeta.annotate.duplicates", "bsmeta.annotate.signatures"):
+    for module in ("bsmeta.annotate.duplicates.search", "bsmeta.annotate.duplicates.signatures"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     page_set = PageSet([Page("a", {}), Page("b", {}), Page("a", {})])
 

@@ -35,7 +35,7 @@ from bsmeta.core.files import find_name_fault, format_bytes, join_inside, measur
 from bsmeta.core.parsing import decode_json, decode_yaml, parse_json
 from bsmeta.core.secrets import declare_secrets_in, format_url
 from bsmeta.data.io.archives import SUFFIXES, Advance, unpack
-from bsmeta.data.io.remote import (
+from bsmeta.data.io.remote.store import (
     CONTENT_RANGE,
     Retries,
     TransientError,

@@ -27,7 +27,7 @@ def open_file(path: str | FileRef, num_kept_blocks: int = 1) -> BinaryIO:
         refuse_special_file(path)
         return open(path, "rb")
 
-    from bsmeta.data.io.remote_file import RemoteFile
+    from bsmeta.data.io.remote.remote_file import RemoteFile
 
     return cast(BinaryIO, RemoteFile(path, num_kept_blocks))
 
@@ -44,7 +44,7 @@ def refuse_bad_copy(path: str | FileRef) -> None:
         DataError: If the cached copy differs from the remote file.
     """
     if isinstance(path, FileRef):
-        from bsmeta.data.io.remote_file import refuse_bad_cached_copy
+        from bsmeta.data.io.remote.remote_file import refuse_bad_cached_copy
 
         refuse_bad_cached_copy(path)
 
@@ -63,7 +63,7 @@ def read_shard_content(
         DataError: If the content read before the damage differs from the server's.
     """
     if isinstance(path, FileRef):
-        from bsmeta.data.io.remote_file import read_remote_content
+        from bsmeta.data.io.remote.remote_file import read_remote_content
 
         yield from read_remote_content(path, file, point)
     else:

@@ -321,7 +321,7 @@ def _list_remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
     Args:
         key: The configuration key that contains the URL.
     """
-    from bsmeta.data.io.stores import list_remote_files
+    from bsmeta.data.io.remote.stores import list_remote_files
 
     return list_remote_files(
         entry, config.dataset_revision, SUFFIXES, read_remote_settings(config), key

@@ -4,8 +4,9 @@
 time, continues interrupted downloads, and verifies files by a manifest. A derived class sends the
 requests of one store: `s3.py`, `gcs.py`. `open_bucket` in `choice.py` chooses it.
 
-The stores of `bsmeta.data.io.objects` only read, in loader processes that are forked; these clients
-are used in the threads of one process, so that libraries can send the requests and retry them.
+The stores of `bsmeta.data.io.remote.objects` only read, in loader processes that are forked; these
+clients are used in the threads of one process, so that libraries can send the requests and retry
+them.
 """
 
 from __future__ import annotations

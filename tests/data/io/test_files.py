@@ -13,11 +13,11 @@ import pytest
 from huggingface_hub import constants
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import remote, stores
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.files import measure_file, open_file
-from bsmeta.data.io.remote import read_requested_wait
-from bsmeta.data.io.remote_file import RemoteFile
+from bsmeta.data.io.remote import store, stores
+from bsmeta.data.io.remote.remote_file import RemoteFile
+from bsmeta.data.io.remote.store import read_requested_wait
 from tests.data.forked import read_in_fork
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
@@ -272,8 +272,8 @@ def test_requested_waits_are_kept_and_delays_grow(
             waited.append(timeout or 0.0)
             return False
 
-    monkeypatch.setattr(remote, "FIRST_DELAY_S", 1.0)
-    monkeypatch.setattr(remote, "MAX_DELAY_S", 4.0)
+    monkeypatch.setattr(store, "FIRST_DELAY_S", 1.0)
+    monkeypatch.setattr(store, "MAX_DELAY_S", 4.0)
     hub.faults = [failing(429, 1, {"Retry-After": "30"}), failing(500, 4)]
     path = hub_file(tmp_path, retries=5)
     assert b"".join(stores.read_range(path, 0, 10, Clock())) == CONTENT[:10]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bsmeta.annotate.sources import decode_record, read_items
+from bsmeta.annotate.inputs.sources import decode_record, read_items
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.parquet_file import ParquetSource
 from bsmeta.data.io.shard_lines import open_shard

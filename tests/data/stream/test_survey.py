@@ -12,7 +12,7 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.file_ref import FileRef
-from bsmeta.data.io.hub import resolve_commit
+from bsmeta.data.io.remote.hub import resolve_commit
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments

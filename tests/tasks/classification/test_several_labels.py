@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from bsmeta import evaluate, predict
-from bsmeta.annotate.sources import InputRecord
+from bsmeta.annotate.inputs.sources import InputRecord
 from bsmeta.config.programs.evaluating import EvaluateConfig
 from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.core.errors import ConfigurationError, DataError

@@ -1,0 +1,1 @@
+"""Parses pages: markup, character sets, JSON-LD; the columns that only need the page."""

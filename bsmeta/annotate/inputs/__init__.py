@@ -1,0 +1,1 @@
+"""Reads pages from WARC files, lines of JSON, Parquet and shards."""
