@@ -53,6 +53,16 @@ ALLOWED = {
 # Folder with packages -> each package -> the packages and files beside it that it may import, from
 # the ground up. The files beside the packages may import all of them.
 PACKAGES = {
+    "annotate": {
+        "html": {"html"},
+        "inputs": {"inputs", "html"},
+        "duplicates": {
+            "duplicates", "inputs", "html", "annotator", "config", "decisions", "pool", "shard",
+        },
+    },
+    "data/io": {
+        "remote": {"remote", "cache", "compression", "file_ref", "samples"},
+    },
     "tasks/causal_lm": {
         "evaluation": {"evaluation", "checkpoints", "metrics", "shown_tokens"},
         "generation": {"generation", "evaluation", "checkpoints"},

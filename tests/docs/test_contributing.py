@@ -44,7 +44,7 @@ def test_the_tree_has_every_package() -> None:
 
 def is_part(name: str) -> bool:
     """Whether the packages in a folder of bsmeta have separate lines."""
-    return name in {"config", "data", "tasks", "training"}
+    return name in {"annotate", "config", "data", "tasks", "training"}
 
 
 def test_the_files_of_the_tree_exist() -> None:
