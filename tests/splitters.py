@@ -119,6 +119,7 @@ from bsmeta.tasks.spelling.lexicon import (
 )
 from bsmeta.tasks.spelling.noise import Noise, invert_dictionary
 from bsmeta.tasks.spelling.samples import compute_prose_share, read_samples
+from bsmeta.tasks.spelling.training_lines import count_training_lines
 from bsmeta.tasks.spelling.word_scripts import WordScripts
 from tests.hostile_texts import Shape
 from tests.patterns import METHODS, PACKAGE, Module
@@ -510,6 +511,7 @@ RUNS: dict[str, Run] = {
     ),
     "samples of spelling": spelling_samples,
     "test set of spelling": spelling_test_set,
+    "test lines in training texts": of(lambda text: count_training_lines({"a": [(text,)]}, [text])),
     "text of a report": tabled,
     "page in a frame of a report": refused(make_inert_html, PageError),
 }

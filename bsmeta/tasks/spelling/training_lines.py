@@ -5,18 +5,22 @@
 A training sample is a part of a text, and a line may be a sentence of a text, or several. So the
 sentences of a line are searched for in the texts, word for word; only white space may differ. A
 line counts if a training text contains each of its sentences. Sentences of fewer than `MIN_WORDS`
-words are ignored: texts that were not copied share them.
+words are ignored: texts that were not copied share them. Sentences of more than `MAX_WORDS` words
+are searched for in parts, so that the time is linear in the length of the texts.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from bsmeta.data.text.sentences import find_sentences
 
 MIN_WORDS = 4
 """Minimum number of words of a sentence that is searched for."""
+
+MAX_WORDS = 64
+"""Maximum number of words that are compared at once."""
 
 Words = tuple[str, ...]
 
@@ -53,27 +57,36 @@ def count_training_lines(
 
 
 def divide_line(line: str) -> list[Words]:
-    """Divides a line into the words of its sentences; leaves out sentences that are too short."""
-    sentences = [tuple(line[start:end].split()) for start, end in find_sentences(line, "rules")]
-    return [words for words in sentences if len(words) >= MIN_WORDS]
+    """Divides a line into the words of its sentences, or of parts of long sentences.
+
+    Sentences and parts of fewer than `MIN_WORDS` words are left out.
+    """
+    sentences = [line[start:end].split() for start, end in find_sentences(line, "rules")]
+    parts = [
+        tuple(words[start : start + MAX_WORDS])
+        for words in sentences
+        for start in range(0, len(words), MAX_WORDS)
+    ]
+    return [part for part in parts if len(part) >= MIN_WORDS]
 
 
-def find_contained_sentences(wanted: Iterable[Words], texts: Iterable[str]) -> set[Words]:
+def find_contained_sentences(wanted: Set[Words], texts: Iterable[str]) -> set[Words]:
     """Finds the sentences that a text contains.
 
     Args:
-        wanted: Sentences of at least `MIN_WORDS` words.
+        wanted: Sentences, or parts of them, of `MIN_WORDS` to `MAX_WORDS` words.
     """
-    by_beginning: defaultdict[Words, list[Words]] = defaultdict(list)
+    lengths_by_beginning: defaultdict[Words, set[int]] = defaultdict(set)
     for sentence in wanted:
-        by_beginning[sentence[:MIN_WORDS]].append(sentence)
+        lengths_by_beginning[sentence[:MIN_WORDS]].add(len(sentence))
 
     contained: set[Words] = set()
     for text in texts:
         words = text.split()
         beginnings = zip(*(words[offset:] for offset in range(MIN_WORDS)), strict=False)
         for start, beginning in enumerate(beginnings):
-            for sentence in by_beginning.get(beginning, ()):
-                if tuple(words[start : start + len(sentence)]) == sentence:
-                    contained.add(sentence)
+            for length in lengths_by_beginning.get(beginning, ()):
+                candidate = tuple(words[start : start + length])
+                if candidate in wanted:
+                    contained.add(candidate)
     return contained

@@ -64,6 +64,15 @@ def test_short_sentences_are_ignored() -> None:
     assert count_training_lines({"test": [["It is wrong."]]}, ["It is wrong."]) == {"test": 0}
 
 
+def test_long_sentences_are_searched_for_in_parts() -> None:
+    words = [f"word{number}" for number in range(130)]
+    line = " ".join(words)
+    assert divide_line(line) == [tuple(words[:64]), tuple(words[64:128])]  # two words are left out
+    count = {"test": [[line]]}
+    assert count_training_lines(count, [f"News {line}"]) == {"test": 1}
+    assert count_training_lines(count, [line.replace("word100 ", "")]) == {"test": 0}
+
+
 def test_texts_are_compared_as_before_they_were_cut(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
