@@ -1,1 +1,1 @@
-"""Finds exact and near duplicates among pages, and documents that are held out."""
+"""Finds exact and near duplicates among pages, and copies of held-out pages."""

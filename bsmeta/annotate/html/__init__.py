@@ -1,1 +1,1 @@
-"""Parses pages: markup, character sets, JSON-LD; the columns that only need the page."""
+"""Parses HTML: character set, text with its tags, JSON-LD; makes pages inert for the report."""

@@ -1,1 +1,1 @@
-"""Reads pages from WARC files, lines of JSON, Parquet and shards."""
+"""Lists input files, and reads pages from them: WARC, JSON lines and Parquet."""

@@ -39,14 +39,14 @@ def count_training_lines(
         name: [[divide_line(version) for version in versions] for versions in lines]
         for name, lines in test_sets.items()
     }
-    wanted = {
+    distinct_sentences = {
         sentence
         for lines in sentences.values()
         for versions in lines
         for version in versions
         for sentence in version
     }
-    contained = find_contained_sentences(wanted, training_texts)
+    contained = find_contained_sentences(distinct_sentences, training_texts)
     return {
         name: sum(
             any(version and contained.issuperset(version) for version in versions)
@@ -70,14 +70,14 @@ def divide_line(line: str) -> list[Words]:
     return [part for part in parts if len(part) >= MIN_WORDS]
 
 
-def find_contained_sentences(wanted: Set[Words], texts: Iterable[str]) -> set[Words]:
+def find_contained_sentences(sentences: Set[Words], texts: Iterable[str]) -> set[Words]:
     """Finds the sentences that a text contains.
 
     Args:
-        wanted: Sentences, or parts of them, of `MIN_WORDS` to `MAX_WORDS` words.
+        sentences: Sentences, or parts of them, of `MIN_WORDS` to `MAX_WORDS` words.
     """
     lengths_by_beginning: defaultdict[Words, set[int]] = defaultdict(set)
-    for sentence in wanted:
+    for sentence in sentences:
         lengths_by_beginning[sentence[:MIN_WORDS]].add(len(sentence))
 
     contained: set[Words] = set()
@@ -87,6 +87,6 @@ def find_contained_sentences(wanted: Set[Words], texts: Iterable[str]) -> set[Wo
         for start, beginning in enumerate(beginnings):
             for length in lengths_by_beginning.get(beginning, ()):
                 candidate = tuple(words[start : start + length])
-                if candidate in wanted:
+                if candidate in sentences:
                     contained.add(candidate)
     return contained
