@@ -27,6 +27,7 @@ from bsmeta.data.table.text_file import (
     detect_encoding,
     make_not_text_error,
     open_text,
+    read_lines,
     refuse_non_text,
 )
 
@@ -525,14 +526,6 @@ def _describe_problem(error: csv.Error | _TooLongError) -> str:
     return str(error)
 
 
-def _read_lines(text: TextIO) -> Iterator[str]:
-    """Yields the lines of a file, truncated to `MAX_RECORD_CHARS`."""
-    while line := text.readline(MAX_RECORD_CHARS):
-        yield line
-        while len(line) == MAX_RECORD_CHARS and line[-1] not in "\r\n":
-            line = text.readline(MAX_RECORD_CHARS)
-
-
 class _JoinedLines(str):
     """Several lines of a file as one line, because all line ends but the last are escaped.
 
@@ -619,7 +612,7 @@ class _RereadableLines:
         self.number = 0
         self.is_padded = True
 
-        self._lines = _read_lines(text)
+        self._lines = read_lines(text, MAX_RECORD_CHARS)
         if csv_format.escape is not None:
             self._lines = _join_escaped(self._lines, csv_format.escape)
         self._padding = re.compile(rf'" ++(?={re.escape(csv_format.separator)}|\r?\n?$)')

@@ -36,9 +36,11 @@ from bsmeta.data.table.text_file import (
     AUTO,
     GZIP_ERRORS,
     check_encoding,
+    is_truncated,
     make_not_text_error,
     open_bytes,
     open_text,
+    read_lines,
 )
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
@@ -163,20 +165,15 @@ def _read_json_rows(
     number = line = 0
     with file, text:
         try:
-            while content := text.readline(MAX_RECORD_CHARS):
+            for content in read_lines(text, MAX_RECORD_CHARS):
                 line += 1
                 if not content.strip():
                     continue
                 number += 1
 
-                record: Record = {}
-                problem = None
-                try:
-                    record = decode_values(content, required)
-                except msgspec.MsgspecError as error:
-                    if number == 1:
-                        refuse_other_format(str(path), "input")
-                    problem = f"not a JSON object: {error}"
+                record, problem = _decode_line(content, required)
+                if problem is not None and number == 1:
+                    refuse_other_format(str(path), "input")
                 yield Row(number, line, [], problem), record
         except UnicodeError as error:
             raise make_not_text_error(path, encoding, line, error) from error
@@ -184,6 +181,16 @@ def _read_json_rows(
             raise DataError(f"{path}: damaged gzip data after row {number:,}: {error}") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read after row {number:,}: {error}") from error
+
+
+def _decode_line(line: str, required: Sequence[str]) -> tuple[Record, str | None]:
+    """Returns the record of a line, and None; or an empty record, and why the line is bad."""
+    if is_truncated(line, MAX_RECORD_CHARS):
+        return {}, f"longer than {MAX_RECORD_CHARS:,} characters"
+    try:
+        return decode_values(line, required), None
+    except msgspec.MsgspecError as error:
+        return {}, f"not a JSON object: {error}"
 
 
 def _read_parquet_rows(path: Path, required: Sequence[str]) -> Iterator[tuple[Row, Record]]:

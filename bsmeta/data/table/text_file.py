@@ -6,10 +6,11 @@ import codecs
 import io
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from gzip import BadGzipFile
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from isal import igzip, isal_zlib
 
@@ -92,6 +93,19 @@ def open_text(path: Path, encoding: str) -> tuple[io.TextIOWrapper, io.BufferedR
     if codecs.lookup(encoding).name == "utf-8":
         encoding = "utf-8-sig"  # skips a byte order mark
     return io.TextIOWrapper(content, encoding=encoding, errors="strict", newline=""), file
+
+
+def read_lines(text: TextIO, max_chars: int) -> Iterator[str]:
+    """Yields the lines of a file, each truncated to a number of characters."""
+    while line := text.readline(max_chars):
+        yield line
+        while is_truncated(line, max_chars):
+            line = text.readline(max_chars)
+
+
+def is_truncated(line: str, max_chars: int) -> bool:
+    """Returns whether a line of `read_lines` lacks its end."""
+    return len(line) == max_chars and line[-1] not in "\r\n"
 
 
 def check_encoding(encoding: str) -> None:

@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.table.csv_file import BadRows
-from bsmeta.data.table.records import RecordWriter, escape_spreadsheet_cell, read_records
+from bsmeta.data.table.records import (
+    RecordWriter,
+    escape_spreadsheet_cell,
+    read_record_rows,
+    read_records,
+)
 from tests.growth import LIMIT, measure_growth
 
 KEY = {"input": "1f", "checkpoint": {"model.safetensors": "2e"}}
@@ -55,6 +60,16 @@ def test_json_lines_are_read_in_a_declared_encoding(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "caf\xe9"}\n')
     assert read(path, encoding="latin-1") == [{"text": "café"}]
+
+
+def test_a_long_json_line_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bsmeta.data.table.records.MAX_RECORD_CHARS", 100)
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "{"a" * 250}"}}\n{{"text": "b"}}\n')
+    rows = [
+        (row.number, row.line, row.problem, record) for row, record in read_record_rows(path, [])
+    ]
+    assert rows == [(1, 1, "longer than 100 characters", {}), (2, 2, None, {"text": "b"})]
 
 
 @pytest.mark.parametrize(
