@@ -3,8 +3,8 @@
 - The seeds that each design needs to find a difference of 0.01 bits per byte with a power of 80%,
   as a claim by itself, from the deviation over seeds that was measured with it.
 - How much of that deviation the training loss shares.
-- The effective-data factor of metadata: the model trained with it on D text tokens, then used
-  without, is as good as one trained on factor * D tokens of text alone. One fit over all lengths.
+- The effective-data factor of a prefix: the model trained with it on D text tokens, then used
+  without, is as good as one trained on factor * D tokens of text alone.
 
 `when_metadata.py` computes them from the committed measurements of `when_metadata.yaml` and of the
 pilots, and writes them to its page.
@@ -12,17 +12,17 @@ pilots, and writes them to its page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
-from scipy.stats import chi2, linregress, t
+from scipy.stats import chi2, linregress, norm, t
 
 from bsmeta.report.inference import ALPHA, Interval
 from bsmeta.report.page import Column, Table
-from bsmeta.studies.config import TEXT, WITHOUT
+from bsmeta.studies.config import TEXT, TOKENS, WITHOUT
 from bsmeta.studies.power import count_needed_seeds
 from bsmeta.studies.statistics import Estimate, StudyMeasurements
 
@@ -61,32 +61,42 @@ class ControlVariate:
 
     Attributes:
         correlation: Pearson's correlation of both.
+        correlation_interval: Its 95% interval (Fisher's transformation).
         deviation: Standard deviation of the residuals.
         interval: Its 95% interval.
     """
 
     correlation: float
+    correlation_interval: Interval
     deviation: float
     interval: Interval
 
 
 @dataclass(frozen=True)
 class Factor:
-    """The effective-data factor of metadata, and its 95% interval over seeds."""
+    """The effective-data factor of a prefix, and its 95% interval over seeds."""
 
     value: float
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+    def scale(self, scale: float) -> Factor:
+        """Multiplies the factor by a known number."""
+        return Factor(self.value * scale, self.low * scale, self.high * scale)
+
 
 def compare_designs(measured: StudyMeasurements) -> Iterator[Design]:
-    """Yields the designs that one study allows to compare, on its longest models."""
+    """Yields the designs that one study can compare, on its longest models."""
 
     def compare(arm: str, against: str) -> Estimate:
         return compare_later_bytes(measured, arm, against)
 
     yield Design("text alone as the baseline", compare("url_1440", "none_1440"))
     yield Design("a constant prefix as the baseline", compare("url_1440", "constant_1440"))
+    yield Design("hosts of other pages as the baseline", compare("url_1440", "shuffled_1440"))
     yield Design("a decay over 40% of the steps", compare("url_1440_40", "none_1440_40"))
     yield Design("no decay (1,296 steps)", compare("url", "none"))
 
@@ -95,6 +105,9 @@ def compare_designs(measured: StudyMeasurements) -> Iterator[Design]:
         measured.estimate_averaged_checkpoint(arm, bins) for arm in ("url_1440", "none_1440")
     ]
     yield Design("the mean of the last four checkpoints", averages[0] - averages[1])
+
+    for steps in LENGTHS[:-1]:
+        yield Design(f"{steps} steps", compare(f"url_{steps}", f"none_{steps}"))
 
 
 def compare_later_bytes(measured: StudyMeasurements, arm: str, against: str) -> Estimate:
@@ -112,14 +125,29 @@ def regress_on_training_loss(measured: StudyMeasurements) -> ControlVariate:
     residuals = values - line.intercept - line.slope * losses
     degrees = len(values) - 2  # the line has two parameters
     deviation = float(np.sqrt(residuals @ residuals / degrees))
-    interval = estimate_deviation_interval(deviation, degrees)
-    return ControlVariate(float(line.rvalue), deviation, interval)
+    return ControlVariate(
+        correlation=float(line.rvalue),
+        correlation_interval=estimate_correlation_interval(line.rvalue, len(values)),
+        deviation=deviation,
+        interval=estimate_deviation_interval(deviation, degrees),
+    )
 
 
 def average_late_losses(measured: StudyMeasurements, arm: str) -> Floats:
     """Averages the training loss of the last logged steps: float64 [seeds], nats a token."""
     runs = [measured.find_run(arm, seed) for seed in measured.seeds]
     return np.array([np.mean(run.facts["losses"][-LOGGED:]) for run in runs])
+
+
+def estimate_correlation_interval(correlation: float, count: int) -> Interval:
+    """Estimates the 95% interval of Pearson's correlation (Fisher's transformation).
+
+    Args:
+        count: Number of pairs.
+    """
+    half = norm.isf(ALPHA / 2) / np.sqrt(count - 3)
+    low, high = np.tanh(np.arctanh(correlation) + np.array([-half, half]))
+    return Interval(float(low), float(high))
 
 
 def estimate_deviation_interval(deviation: float, degrees: int) -> Interval:
@@ -172,18 +200,62 @@ def format_needed_seeds(deviation: float, document_error: float) -> str:
     return "over 1,000" if seeds is None else str(seeds)
 
 
-def estimate_bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats]:
+def make_factor_table(measured: StudyMeasurements, prefixes: Mapping[str, str]) -> Table:
+    """Makes the table of the effective-data factors of each prefix at each length.
+
+    Args:
+        prefixes: The arms with a prefix, and what it contains.
+    """
+    note = (
+        "From how many tokens of text alone, at each length of training, a model would have the "
+        f"same bits per byte from byte {FIRST_BYTE} on, without metadata, relative to its own "
+        "tokens: text tokens, or all tokens, which include the prefixes. "
+        "1: the prefix is worth nothing; 1.1: the same bits per byte need one text token in eleven "
+        "less. A power law through both curves (all seeds share its scale and exponent, each has "
+        "an asymptote of its own), with 95% intervals over seeds (jackknife)."
+    )
+    columns = [
+        Column("steps", "{:,}".format), Column("prefix"),
+        Column("per text token", "{:.3f}".format), Column("per token read", "{:.3f}".format),
+    ]  # fmt: skip
+    table = Table("The effective-data factor", note, columns)
+    factors = {
+        prefix: fit_effective_data_factors(
+            *estimate_bits_by_length(measured, prefix), by_length=True
+        )
+        for prefix in prefixes
+    }
+    for number, steps in enumerate(LENGTHS):
+        for prefix, label in prefixes.items():
+            factor = factors[prefix][number]
+            overhead = compute_token_overhead(measured, prefix, steps)
+            table.rows.append([steps, label, factor, factor.scale(1 / overhead)])
+    return table
+
+
+def compute_token_overhead(measured: StudyMeasurements, prefix: str, steps: int) -> float:
+    """Computes the tokens that training with a prefix reads, divided by those of text alone."""
+    prefixed, alone = (
+        measured.compute_amounts(f"{arm}_{steps}")[TOKENS][-1] for arm in (prefix, "none")
+    )
+    return float(prefixed / alone)
+
+
+def estimate_bits_by_length(measured: StudyMeasurements, prefix: str) -> tuple[Floats, Floats]:
     """Estimates bits per byte by length of training, from byte 128 on, without metadata.
 
+    Args:
+        prefix: The arm that is trained with a prefix.
+
     Returns:
-        Text tokens, float64 [lengths]; bits per byte of text alone and of training with the host,
+        Text tokens, float64 [lengths]; bits per byte of text alone and of training with the prefix,
         float64 [seeds, 2 arms, lengths].
     """
     bins = measured.select_bins([FIRST_BYTE])
     tokens = [measured.compute_amounts(f"none_{steps}")[TEXT][-1] for steps in LENGTHS]
     bits = [
         [measured.estimate(f"{arm}_{steps}", WITHOUT, bins=bins).seeds for steps in LENGTHS]
-        for arm in ("none", "url")
+        for arm in ("none", prefix)
     ]
     return np.array(tokens, np.float64), np.moveaxis(np.array(bits), -1, 0)
 
@@ -191,16 +263,48 @@ def estimate_bits_by_length(measured: StudyMeasurements) -> tuple[Floats, Floats
 def fit_effective_data_factors(
     tokens: Floats, bits: Floats, *, by_length: bool = False
 ) -> list[Factor]:
-    """Fits one power law to both arms, one of which has `factor` times its text tokens.
-
-    bits[seed, arm, length] = level[seed] + scale * (factor ** arm * tokens[length]) ** -exponent:
-    each seed has a level, which subtracting the mean over its models removes. The intervals are
-    those of the jackknife over seeds, for the logarithm of the factor (Student's t).
+    """Fits the factor of a prefix: one for all lengths, or one for each.
 
     Args:
         tokens: float64 [lengths], at least three.
-        bits: float64 [seeds, 2, lengths], text alone and with metadata.
+        bits: float64 [seeds, 2, lengths], text alone and with the prefix.
         by_length: Fits a factor for each length; otherwise, one for all.
+    """
+    values, pseudo_values = jackknife_log_factors(tokens, bits, by_length=by_length)
+    return [
+        make_factor(value, column) for value, column in zip(values, pseudo_values.T, strict=True)
+    ]
+
+
+def compare_factors(tokens: Floats, bits: Floats) -> Factor:
+    """Divides the factor at the first length by the factor at the last: 1 if they are equal.
+
+    Takes the arguments of `fit_effective_data_factors`.
+    """
+    values, pseudo_values = jackknife_log_factors(tokens, bits, by_length=True)
+    return make_factor(values[0] - values[-1], pseudo_values[:, 0] - pseudo_values[:, -1])
+
+
+def make_factor(log_value: float, pseudo_values: Floats) -> Factor:
+    """Makes a factor from its logarithm and the pseudo-values of the seeds (Student's t)."""
+    count = len(pseudo_values)
+    half = t.ppf(1 - ALPHA / 2, count - 1) * pseudo_values.std(ddof=1) / np.sqrt(count)
+    return Factor(*np.exp([log_value, log_value - half, log_value + half]).tolist())
+
+
+def jackknife_log_factors(
+    tokens: Floats, bits: Floats, *, by_length: bool
+) -> tuple[Floats, Floats]:
+    """Fits one power law to both arms, one of which has `factor` times its text tokens.
+
+    bits[seed, arm, length] = level[seed] + scale * (factor ** arm * tokens[length]) ** -exponent:
+    each seed has a level, which subtracting the mean over its models removes.
+
+    Takes the arguments of `fit_effective_data_factors`.
+
+    Returns:
+        The logarithm of each factor, float64 [factors], and its pseudo-values of the jackknife over
+        seeds, float64 [seeds, factors].
     """
     centered = bits - bits.mean(axis=(1, 2), keepdims=True)
     relative = tokens / tokens[0]
@@ -222,7 +326,4 @@ def fit_effective_data_factors(
     count = len(centered)
     whole = fit(centered.mean(axis=0))
     without = [fit(np.delete(centered, seed, axis=0).mean(axis=0)) for seed in range(count)]
-    pseudo = count * whole - (count - 1) * np.array(without)
-    half = t.ppf(1 - ALPHA / 2, count - 1) * pseudo.std(axis=0, ddof=1) / np.sqrt(count)
-    ends = np.exp((whole, whole - half, whole + half))
-    return [Factor(*map(float, values)) for values in ends.T]
+    return whole, count * whole - (count - 1) * np.array(without)

@@ -23,24 +23,30 @@ from study_designs import (
     LENGTHS,
     PILOTS,
     Design,
-    Factor,
     compare_designs,
+    compare_factors,
     compare_later_bytes,
+    compute_token_overhead,
     estimate_bits_by_length,
     fit_effective_data_factors,
     make_design_table,
+    make_factor_table,
     regress_on_training_loss,
 )
 
+from bsmeta.core.errors import DataError
 from bsmeta.core.process import run_and_report
 from bsmeta.report import figures
 from bsmeta.report.figures import SeriesStyle
+from bsmeta.report.inference import correct_p_values
 from bsmeta.report.markdown import escape_sentence, format_code_block
 from bsmeta.report.page import Column, Table
 from bsmeta.report.palette import INK
 from bsmeta.studies.claim_report import format_sentences
+from bsmeta.studies.claims import SUPPORTED, UNDECIDED, Claim
 from bsmeta.studies.config import TEXT, WITH, WITHOUT, StudyConfig, load_study
 from bsmeta.studies.downstream import make_study_table
+from bsmeta.studies.power import compute_power
 from bsmeta.studies.report import draw_claim_plot
 from bsmeta.studies.results import Results, compute_results, load_measurements
 from bsmeta.studies.statistics import Estimate, StudyMeasurements, estimate_ratio
@@ -63,6 +69,21 @@ PARTS = {
     f"from byte {FIRST_BYTE} on": [FIRST_BYTE],
 }
 """The parts of a document, as `ClaimConfig.bytes`."""
+
+SUMMARIZED_VERDICTS = {
+    "later_bytes": UNDECIDED,
+    "later_bytes_long_cooldown": UNDECIDED,
+    "length": SUPPORTED,
+    "content": UNDECIDED,
+    "beginnings": SUPPORTED,
+    "word": UNDECIDED,
+    "control": SUPPORTED,
+}
+"""The verdicts for which `summarize` and the sentences beside the tables are written."""
+
+WARMUP_STEPS = 36
+FINAL_RATE = 0.1
+"""The learning rate at the end of a cooldown, relative to the constant rate before it."""
 
 INTERVALS = (
     "Differences in bits per byte, paired by seed and by page, with 95% intervals over both; "
@@ -102,30 +123,44 @@ differences = [
 
 
 def make_page(study: StudyConfig, results: Results, measured: StudyMeasurements) -> str:
-    """Makes the Markdown of the page."""
-    answers = "\n".join(f"- {escape_sentence(line)}" for line in format_sentences(results))
+    """Makes the Markdown of the page.
+
+    Raises:
+        DataError: If the verdicts are others than those that the text is written for.
+    """
+    verdicts = {claim.name: claim.verdict for claim in results.claims}
+    if verdicts != SUMMARIZED_VERDICTS:
+        raise DataError(f"the page is written for other verdicts than {verdicts}; rewrite its text")
+
+    answers = [
+        f"{number}. {escape_sentence(line)}"
+        for number, line in enumerate(format_sentences(results), start=1)
+    ]
     blocks = [
         "# When does metadata help a model that is used without it?",
         *describe_study(study, results, measured),
         "## The declared claims",
-        "Each figure is the first model named minus the second (text alone, if there is none), "
-        "over all bytes unless a part is named, without metadata unless the claim says otherwise. "
-        "The third is the difference after 360 steps minus that after 1,440. Every claim says that "
-        "the figure is below 0. Each interval is for one claim alone; verdicts are corrected for "
+        "Each figure is a difference: the first model named minus the second (text alone, if there "
+        "is none), without metadata and over all bytes unless the claim says otherwise. The third "
+        "is the difference after 360 steps minus the difference after 1,440. Below 0 is as "
+        "claimed. Each interval is for one claim alone; verdicts are corrected for "
         f"{len(results.claims)} claims ([how](verdicts.md#what-is-computed)).",
-        answers,
+        "\n".join(answers),
         "![the declared claims with their intervals](images/when_metadata_claims.png)",
-        "Everything below is exploratory: it was not declared, and no interval or p-value is "
-        "corrected for the number of comparisons.",
+        *make_precision_table(results).iterate_markdown(),
+        "Apart from the figures of the claims, which recur in them, the sections below are "
+        "exploratory: they were not declared, and no interval or p-value is corrected for the "
+        "number of comparisons unless the text says so.",
         *describe_lengths(measured),
-        *make_cooldown_table(measured).iterate_markdown(),
-        *make_control_table(measured).iterate_markdown(),
-        *make_inference_table(measured).iterate_markdown(),
+        *describe_cooldowns(measured),
+        *describe_content(measured),
+        *describe_inference(measured),
         *describe_tasks(study, results),
         *describe_designs(measured),
+        *describe_factors(measured),
         *describe_conditions(study, results),
         *describe_limits(measured),
-        *describe_recomputation(study, results),
+        *describe_recomputation(results),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -133,31 +168,38 @@ def make_page(study: StudyConfig, results: Results, measured: StudyMeasurements)
 def describe_study(
     study: StudyConfig, results: Results, measured: StudyMeasurements
 ) -> Iterator[str]:
-    """Yields the question, the setting, and how many of the declared seeds are measured."""
+    """Yields the question, the answer in short, and the setting."""
     yield (
         "A model is trained with the host of each page before its text, and used without it. "
         "[MeCo](recipes.md#meco) reports higher scores on tasks, at a perplexity that is no lower. "
-        "At a thousandth of its size, the bits per byte [are no lower](studies.md"
-        "#what-meco_small-found) either. This study asks how that depends on the length of "
-        "training, the length of the last phase without metadata, the content of the prefix, and "
-        "the position in a page."
+        "At a thousandth of its size, with the full URL and no BOS token, the bits per byte "
+        "[were higher](studies.md#what-meco_small-found) after one pass over the text. This study "
+        "asks how that depends on the length of training, the length of the last phase without "
+        "metadata, the content of the prefix, and the position in a page."
     )
+    yield summarize(measured)
 
     longest = LENGTHS[-1]
     tokens_per_step = compute_text_tokens(measured, longest) / longest
     shares = compute_host_shares(measured)
     yield (
-        "The setting follows MeCo: a BOS token, `URL: host` and a blank line before each piece of "
-        "a page, and a last phase without metadata (the cooldown), in which the learning rate "
-        "falls to a tenth. Each seed trains four models of 1.3 million weights at a constant rate, "
-        f"with the same text in the same steps of about {round(tokens_per_step, -1):,.0f} text "
-        "tokens: text alone, the host, the host of another page (the same host in about "
-        f"{(shares**2).sum():.0%} of the pages), and a constant prefix of as many tokens. From "
-        "these runs, finished models of "
+        "The setting is close to MeCo's: a BOS token, `URL: host` and a blank line before each "
+        "piece of a page, and a last phase without metadata (the cooldown), in which the learning "
+        "rate falls to a tenth. Each seed trains four models of 1.3 million weights at a constant "
+        f"rate, with the same text in the same steps of about {round(tokens_per_step, -1):,.0f} "
+        "text tokens: text alone; the host; the host of another page in the same form, which is "
+        f"the right one in {(shares**2).sum():.0%} of the pages if hosts have the shares of the "
+        "held-out pages; and a constant prefix, frequent words without `URL:` and without a blank "
+        "line, in as many tokens as the line of the page's host (so its length still depends on "
+        "the host). The prefixes are read in addition to the text, and are "
+        f"{compute_token_overhead(measured, 'url', longest) - 1:.1%} more tokens."
+    )
+    yield (
+        "From these runs, finished models of "
         f"{', '.join(f'{steps:,}' for steps in LENGTHS[:-1])} and {longest:,} steps branch off, "
-        "whose last 10% of the steps are the cooldown, and models of "
-        f"{longest:,} steps with a cooldown of 40%. In text alone, the learning rate falls in the "
-        f"same way. {longest:,} steps are one pass over the training text."
+        "whose last 10% of the steps are the cooldown, and, except with the hosts of other pages, "
+        f"models of {longest:,} steps with a cooldown of 40%. In text alone, the learning rate "
+        f"falls in the same way. {longest:,} steps are one pass over the training text."
     )
 
     hours = [sum_training_hours(measured, seed) for seed in measured.seeds]
@@ -167,16 +209,80 @@ def describe_study(
         f"({results.bytes:,} bytes; the first {study.measure.max_characters:,} characters of each "
         "page). `experiments/studies/when_metadata.yaml` was committed with its claims before the "
         "first run. It replaced a declaration with the seeds of the pilots, two runs of which had "
-        f"been trained and none measured. Seeds measured: {seeds}. Training took {min(hours):.1f} "
-        f"to {max(hours):.1f} hours of wall time a seed, in one thread, on "
+        f"been trained and none measured. Seeds: {seeds}. A seed took {min(hours):.1f} to "
+        f"{max(hours):.1f} hours of wall time, in one thread beside other work, on "
         f"{describe_machines(measured)}."
     )
 
-    if len(results.seeds) < len(study.seeds):
-        yield (
-            f"**{len(results.seeds)} of {len(study.seeds)} declared seeds are measured so far**, "
-            "so every claim is open, and the figures below will change."
-        )
+
+def summarize(measured: StudyMeasurements) -> str:
+    """Writes the answer of the study in a paragraph."""
+    short, middle, longest = LENGTHS
+    early, between, late = (
+        compare_later_bytes(measured, f"url_{steps}", f"none_{steps}") for steps in LENGTHS
+    )
+    share = -early.value / estimate_level(measured, f"none_{short}", [FIRST_BYTE])
+    beginnings, _ = list_differences(measured, f"url_{longest}", f"none_{longest}")
+    overhead = compute_token_overhead(measured, "url", short)
+    factor, *_ = fit_effective_data_factors(
+        *estimate_bits_by_length(measured, "url"), by_length=True
+    )
+    return (
+        "**In short**, at this size and for the same text: a model that is used without metadata "
+        f"gains from having been trained with the host after {short} and {middle} steps, and not "
+        f"after {longest:,}. From byte {FIRST_BYTE} on, it needs {-early.value:.3f} bits per byte "
+        f"less than text alone after {short} steps ({share:.1%}) and {-between.value:.3f} less "
+        f"after {middle}; after {longest:,}, a gain of more than {-late.low:.3f} is excluded. That "
+        f"the gain shrinks from {short} to {longest:,} steps was declared, and is supported. The "
+        f"prefixes are {overhead - 1:.1%} more tokens; per token read, the host's effective-data "
+        f"factor after {short} steps is {factor.scale(1 / overhead)}, so text alone may be as good "
+        "for the same number of all tokens. After "
+        f"{longest:,} steps, the model trained with the host is worse in the first {FIRST_BYTE} "
+        f"bytes of a page, by {beginnings.value:.3f}, as declared, and not measurably so if the "
+        "cooldown has 40% of the steps in place of 10%; but then, all models are worse. "
+        f"From byte {FIRST_BYTE} on, the hosts of other pages and frequent words in place of the "
+        "host gain as much: there is no sign that what the host says contributes. The study does "
+        "not say why a prefix helps early."
+    )
+
+
+def estimate_level(measured: StudyMeasurements, arm: str, byte_range: Sequence[int]) -> float:
+    """Estimates the mean bits per byte of an arm in a part of the pages, without metadata."""
+    return measured.estimate(arm, WITHOUT, bins=measured.select_bins(byte_range)).value
+
+
+def make_precision_table(results: Results) -> Table:
+    """Makes the table of each claim's power, as declared and with the measured precision."""
+    note = (
+        "Power: the probability that a claim is supported if its difference is the smallest of "
+        "interest, at the first step of Holm's correction: as predicted from the pilots when the "
+        "study was declared, and with the deviation over seeds that was then measured. An "
+        "undecided claim of low power says little."
+    )
+    columns = [
+        Column("claim", str),
+        Column("smallest difference of interest", str),
+        Column("declared power", "{:.0%}".format),
+        Column("power as measured", "{:.0%}".format),
+    ]
+    table = Table("How precise are they?", note, columns)
+    for number, claim in enumerate(results.claims, start=1):
+        smallest = claim.config.smallest_difference
+        table.rows.append([number, smallest, claim.power, compute_measured_power(claim)])
+    return table
+
+
+def compute_measured_power(claim: Claim) -> float:
+    """Computes the power of a claim from its measured deviation and its error over documents."""
+    assert claim.effect is not None
+    assert claim.config.smallest_difference is not None
+    return compute_power(
+        claim.config.smallest_difference,
+        claim.effect.deviation,
+        claim.effect.document_error,
+        len(claim.seeds),
+        claim.count,
+    )
 
 
 def compute_text_tokens(measured: StudyMeasurements, steps: int) -> float:
@@ -243,7 +349,7 @@ def make_length_table(measured: StudyMeasurements) -> Table:
         f"metadata, with a cooldown of 10%. {INTERVALS}"
     )
     columns = [
-        Column("steps", "{:,}".format),
+        Column("steps", str),
         Column("million text tokens", "{:.2f}".format),
         Column("prefix"),
         *make_part_columns(),
@@ -253,8 +359,23 @@ def make_length_table(measured: StudyMeasurements) -> Table:
         tokens = compute_text_tokens(measured, steps) / 1e6
         for prefix, label in PREFIXES.items():
             differences = list_differences(measured, f"{prefix}_{steps}", f"none_{steps}")
-            table.rows.append([steps, tokens, label, *differences])
+            table.rows.append([f"{steps:,}", tokens, label, *differences])
+
+    first, last = LENGTHS[0], LENGTHS[-1]
+    for prefix, label in PREFIXES.items():
+        changes = subtract_differences(
+            list_differences(measured, f"{prefix}_{first}", f"none_{first}"),
+            list_differences(measured, f"{prefix}_{last}", f"none_{last}"),
+        )
+        table.rows.append([f"{first} minus {last:,}", None, label, *changes])
     return table
+
+
+def subtract_differences(
+    differences: Sequence[Estimate], others: Sequence[Estimate]
+) -> list[Estimate]:
+    """Subtracts the differences of `list_differences` from each other, part by part."""
+    return [first - second for first, second in zip(differences, others, strict=True)]
 
 
 def describe_lengths(measured: StudyMeasurements) -> Iterator[str]:
@@ -267,6 +388,44 @@ def describe_lengths(measured: StudyMeasurements) -> Iterator[str]:
     )
     yield from blocks
 
+    levels = [
+        ", ".join(f"{estimate_level(measured, f'none_{steps}', part):.3f}" for steps in LENGTHS)
+        for part in PARTS.values()
+    ]
+    lengths = ", ".join(f"{steps:,}" for steps in LENGTHS)
+    cooldowns = ", ".join(str(steps // 10) for steps in LENGTHS)
+    yield (
+        f"Text alone needs {levels[1]} bits per byte from byte {FIRST_BYTE} on after {lengths} "
+        f"steps, and {levels[0]} before. The gain shrinks with every prefix, so the third claim is "
+        "not about the host alone. The lengths also differ in the text that was seen, in the steps "
+        f"of the cooldown ({cooldowns}), and in the share of the {WARMUP_STEPS} steps of warmup."
+    )
+
+
+def describe_cooldowns(measured: StudyMeasurements) -> Iterator[str]:
+    """Yields the table of the cooldowns, and how a longer cooldown changes each model."""
+    yield from make_cooldown_table(measured).iterate_markdown()
+
+    longest = LENGTHS[-1]
+    alone, with_host = (
+        " and ".join(
+            f"{difference.value:.4f}"
+            for difference in list_differences(measured, f"{arm}_{longest}_40", f"{arm}_{longest}")
+        )
+        for arm in ("none", "url")
+    )
+    yield (
+        "A longer cooldown takes away the loss at the beginnings relative to text alone, but the "
+        "longer fall of the learning rate makes every model worse: with 40%, text alone needs "
+        f"{alone} bits per byte more in the two parts than with 10%, and the model trained with "
+        f"the host {with_host}."
+    )
+
+
+def format_with_interval(estimate: Estimate) -> str:
+    """Formats a difference with its interval, as in the tables."""
+    return f"{estimate.value:+.4f} ({estimate.low:+.4f} to {estimate.high:+.4f})"
+
 
 def make_cooldown_table(measured: StudyMeasurements) -> Table:
     """Makes the table of the differences to text alone after cooldowns of two lengths."""
@@ -277,19 +436,43 @@ def make_cooldown_table(measured: StudyMeasurements) -> Table:
     )
     columns = [Column("cooldown"), Column("prefix"), *make_part_columns()]
     table = Table("The length of the cooldown", note, columns)
-    for share, ending in (("10%", ""), ("40%", "_40")):
-        for prefix in ("url", "constant"):
-            arm, against = (f"{name}_{LENGTHS[-1]}{ending}" for name in (prefix, "none"))
-            differences = list_differences(measured, arm, against)
-            table.rows.append([share, PREFIXES[prefix], *differences])
+    differences = {
+        (prefix, ending): list_differences(
+            measured, f"{prefix}_{LENGTHS[-1]}{ending}", f"none_{LENGTHS[-1]}{ending}"
+        )
+        for ending in ("", "_40")
+        for prefix in ("url", "constant")
+    }
+    for (prefix, ending), by_part in differences.items():
+        table.rows.append(["40%" if ending else "10%", PREFIXES[prefix], *by_part])
+    for prefix in ("url", "constant"):
+        changes = subtract_differences(differences[prefix, "_40"], differences[prefix, ""])
+        table.rows.append(["40% minus 10%", PREFIXES[prefix], *changes])
     return table
+
+
+def describe_content(measured: StudyMeasurements) -> Iterator[str]:
+    """Yields the table of the prefixes' contents, and how much the host can add."""
+    yield from make_control_table(measured).iterate_markdown()
+
+    steps = LENGTHS[0]
+    to_constant, to_shuffled = (
+        compare_later_bytes(measured, f"url_{steps}", f"{prefix}_{steps}")
+        for prefix in ("constant", "shuffled")
+    )
+    yield (
+        f"After {steps} steps, where there is a gain from byte {FIRST_BYTE} on, what the host says "
+        f"adds at most {-to_shuffled.low:.4f} bits per byte to what the hosts of other pages gain, "
+        f"and at most {-to_constant.low:.4f} to what the constant prefix gains."
+    )
 
 
 def make_control_table(measured: StudyMeasurements) -> Table:
     """Makes the table of the differences between the host and the other prefixes."""
     note = (
-        "The model trained with the host minus the one trained with another prefix of the same "
-        "form, both used without metadata, with a cooldown of 10%."
+        "The model trained with the host minus the one trained with another prefix, both used "
+        "without metadata, with a cooldown of 10%. The hosts of other pages have the same form, "
+        "the constant prefix has not."
     )
     columns = [Column("steps", "{:,}".format), Column("host, minus"), *make_part_columns()]
     table = Table("The content of the prefix", note, columns)
@@ -300,18 +483,38 @@ def make_control_table(measured: StudyMeasurements) -> Table:
     return table
 
 
+def describe_inference(measured: StudyMeasurements) -> Iterator[str]:
+    """Yields the table of the prefix at inference, and what the content of the host adds to it."""
+    yield from make_inference_table(measured).iterate_markdown()
+
+    gains = [list_differences(measured, prefix, prefix, WITH) for prefix in ("url", "constant")]
+    _, later = subtract_differences(*gains)
+    yield (
+        f"Most of what the prefix gains in the first {FIRST_BYTE} bytes repairs what the model has "
+        f"lost by never having begun a page without it. From byte {FIRST_BYTE} on, the content of "
+        "the host helps a model to which it is shown: minus the gain of the constant prefix, the "
+        f"host's is {format_with_interval(later)}."
+    )
+
+
 def make_inference_table(measured: StudyMeasurements) -> Table:
     """Makes the table of the differences that a prefix at inference makes."""
     note = (
         "Models after 1,296 steps at the constant rate, before any cooldown, used with the prefix "
-        "of their training; minus the same model used without a prefix, which it has never seen, "
-        "and minus text alone after as many steps."
+        "of their training (the hosts of other pages, too, are those of other held-out pages) or "
+        "without one, which they have never seen; minus the same model or text alone after as many "
+        "steps."
     )
-    columns = [Column("prefix"), Column("minus"), *make_part_columns()]
+    columns = [Column("prefix"), Column("difference"), *make_part_columns()]
     table = Table("The prefix at inference", note, columns)
-    for against, label in (("", "same model, no prefix"), ("none", "text alone")):
+    comparisons = {
+        "used with it, minus without": (WITH, None),
+        "used with it, minus text alone": (WITH, "none"),
+        "used without, minus text alone": (WITHOUT, "none"),
+    }
+    for label, (mode, against) in comparisons.items():
         for prefix, name in PREFIXES.items():
-            differences = list_differences(measured, prefix, against or prefix, WITH)
+            differences = list_differences(measured, prefix, against or prefix, mode)
             table.rows.append([name, label, *differences])
     return table
 
@@ -325,23 +528,23 @@ def describe_tasks(study: StudyConfig, results: Results) -> Iterator[str]:
     scores = {arm: [all_scores[arm, seed] for seed in results.seeds] for arm in labels}
     yield from make_task_table(scores, labels, study.baseline).iterate_markdown()
 
-    baseline_scores = scores[study.baseline]
-    counts = {score.task: len(score.correct) for score in baseline_scores[0].scores}
+    counts = {score.task: len(score.correct) for score in scores[study.baseline][0].scores}
     questions = ", ".join(f"`{task}`: {count}" for task, count in counts.items())
-    accuracies = compute_accuracies_by_host(
-        baseline_scores, "bsmeta_site", max(study.downstream.shots)
+    alone, with_host = (
+        describe_accuracies_by_host(scores[arm], "bsmeta_site", max(study.downstream.shots))
+        for arm in (study.baseline, f"url_{LENGTHS[-1]}")
     )
-    best_host, *_, worst_host = sorted(accuracies, key=accuracies.__getitem__, reverse=True)
     yield (
         f"Models of {LENGTHS[-1]:,} steps on the [tasks of held-out pages]"
         f"(downstream.md#tasks-of-held-out-pages), with four choices ({questions} questions). "
-        "Accuracy is the mean over seeds. Differences to text alone are paired by seed and by "
+        "Accuracy is the mean over seeds. Differences from text alone are paired by seed and by "
         "question; bits are those of the right answers, and fewer are better. 95% intervals over "
-        "seeds and questions. Guessing is right in a quarter of the questions. The answers of "
+        "seeds and questions. Guessing is right in a quarter of the questions, and so are all "
+        "models in `bsmeta_title`, whose accuracy can therefore show nothing. The answers of "
         "`bsmeta_site` are hosts, which only the model trained with them was given. Its accuracy "
         "depends on which host a model prefers: with five examples, text alone is right for "
-        f"{accuracies[best_host]:.0%} of the pages of {best_host} and {accuracies[worst_host]:.0%} "
-        f"of {worst_host}."
+        f"{alone}, and the model trained with the host for {with_host}. So nothing shows that a "
+        "model knows the hosts of these pages."
     )
 
 
@@ -378,6 +581,16 @@ def estimate_answer_bits(runs: Sequence[TaskScores], task: str, shots: int) -> E
     )
 
 
+def describe_accuracies_by_host(runs: Sequence[TaskScores], task: str, shots: int) -> str:
+    """Names the hosts on whose pages an arm is right most often and least often."""
+    accuracies = compute_accuracies_by_host(runs, task, shots)
+    best_host, *_, worst_host = sorted(accuracies, key=accuracies.__getitem__, reverse=True)
+    return (
+        f"{accuracies[best_host]:.0%} of the pages of {best_host} and {accuracies[worst_host]:.0%} "
+        f"of {worst_host}"
+    )
+
+
 def compute_accuracies_by_host(
     runs: Sequence[TaskScores], task: str, shots: int
 ) -> dict[str, float]:
@@ -396,7 +609,7 @@ def get_score(run: TaskScores, task: str, shots: int) -> Score:
 
 
 def describe_designs(measured: StudyMeasurements) -> Iterator[str]:
-    """Yields the table of the seeds by design, the control variate, and the data factor."""
+    """Yields the table of the seeds by design, and the control variate."""
     designs = [*compare_designs(measured)]
     for name, words in PILOTS.items():
         pilot, _ = load_measurements(load_study(STUDIES / f"{name}.yaml"))
@@ -406,64 +619,64 @@ def describe_designs(measured: StudyMeasurements) -> Iterator[str]:
     control = regress_on_training_loss(measured)
     yield (
         "**The training loss as a control variate.** Over seeds, the difference in the first row "
-        f"correlates at {control.correlation:.2f} with that of the training losses in the "
-        f"cooldown; the regression leaves a deviation of {control.deviation:.4f} "
-        f"({control.interval.low:.4f} to {control.interval.high:.4f}). This saves no seeds, "
-        "because the mean of the control is not known either: estimated from the same seeds, it "
-        "leaves the error as it is."
+        f"correlates at {control.correlation:.2f} ({control.correlation_interval.low:.2f} to "
+        f"{control.correlation_interval.high:.2f}) with the difference of the mean training "
+        "losses of every twelfth step of the cooldown; the regression leaves a deviation of "
+        f"{control.deviation:.4f} ({control.interval.low:.4f} to {control.interval.high:.4f}). "
+        "This saves no seeds, because the mean of the control is not known either: estimated from "
+        "the same seeds, it leaves the error as it is."
     )
 
-    tokens, bits = estimate_bits_by_length(measured)
+
+def describe_factors(measured: StudyMeasurements) -> Iterator[str]:
+    """Yields the table of the effective-data factors, and why one factor does not fit."""
+    yield from make_factor_table(measured, PREFIXES).iterate_markdown()
+
+    tokens, bits = estimate_bits_by_length(measured, "url")
     (factor,) = fit_effective_data_factors(tokens, bits)
-    factors_by_length = fit_effective_data_factors(tokens, bits, by_length=True)
-    factors = ", ".join(map(format_factor, factors_by_length))
-    lengths = ", ".join(f"{steps:,}" for steps in LENGTHS)
     yield (
-        f"**The effective-data factor.** From byte {FIRST_BYTE} on, without metadata, one power "
-        "law of the text tokens is fitted to all lengths of text alone and of training with the "
-        "host, whose tokens count by a factor; each seed has its own level, to which the curves "
-        f"fall. The factor is {format_factor(factor)}, with a 95% interval over seeds (jackknife). "
-        "A factor of 1 means that metadata is worth nothing, 1.1 that the same bits per byte need "
-        f"one text token in eleven less. With a factor for each length ({lengths} steps), which "
-        f"leaves no residuals, they are {factors}."
+        f"One factor for all lengths would be {factor} per text token for the host. But the "
+        f"factors differ: the factor after {LENGTHS[0]} steps, divided by that after "
+        f"{LENGTHS[-1]:,}, is {compare_factors(tokens, bits)}."
     )
-
-
-def format_factor(factor: Factor) -> str:
-    """Formats a factor with its interval."""
-    return f"{factor.value:.2f} ({factor.low:.2f} to {factor.high:.2f})"
 
 
 def describe_conditions(study: StudyConfig, results: Results) -> Iterator[str]:
     """Yields the claims with hosts as the unit, and the tests of machine and order."""
     yield "## Hosts, machines and order"
-    lines = [
-        f"{claim.config.label}: {claim.effect.value:+.4f} ({claim.effect.low:+.4f} to "
-        f"{claim.effect.high:+.4f})"
-        for claim in results.by_host
+    differences = "; ".join(
+        f"({number}) {format_with_interval(claim.effect)}"
+        for number, claim in enumerate(results.by_host, start=1)
         if claim.effect is not None
-    ]
+    )
     yield (
         f"The {results.documents:,} pages are of {results.hosts} sites. With sites as the unit of "
         "the error ([how](verdicts.md#documents-or-hosts)), which the study did not declare, the "
-        "differences of the claims have these intervals:"
+        f"differences of the claims have these intervals: {differences}. So few sites make "
+        "them rough."
     )
-    yield "\n".join(f"- {escape_sentence(line)}" for line in lines)
 
     tests = [test for test in results.conditions if test.p_value is not None]
     significant = [test for test in tests if test.p_value is not None and test.p_value <= 0.05]
-    factors = " and ".join(dict.fromkeys(test.factor for test in tests))
+    assert {test.factor for test in tests} == {"order"}, "seeds of several machines"
     yield (
-        f"The {len(results.claims)} claims and the differences of the other {len(study.arms) - 1} "
-        f"arms to text alone of {LENGTHS[-1]:,} steps are tested against the {factors} of the "
-        f"seeds (permutations of {len(results.seeds)} seeds): of {len(tests)} tests, "
-        f"{len(significant)} have p ≤ 0.05, and one in twenty would by chance."
+        "All runs are of one machine, so only the order can be tested: the "
+        f"{len(results.claims)} claims and the differences of the other {len(study.arms) - 1} arms "
+        f"from text alone of {LENGTHS[-1]:,} steps are compared between the seeds that were "
+        "started first and last (permutation test). By chance, "
+        f"{len(tests) * 0.05:.2f} of {len(tests)} tests would have p ≤ 0.05; found: "
+        f"{len(significant)}."
     )
-    if significant:
-        yield "\n".join(
-            f"- {escape_sentence(test.name)}, by {test.factor}: p = {test.p_value:.2g}"
-            for test in significant
-        )
+    corrected_p_values = correct_p_values([test.p_value or 0.0 for test in tests])
+    lines = [
+        f"{test.name}: {' and '.join(f'{mean:+.4f}' for mean in test.means.values())} "
+        f"({' and '.join(test.means)}), p = {test.p_value:.2g}; {corrected:.2g} after Holm's "
+        f"correction for the {len(tests)} tests"
+        for test, corrected in zip(tests, corrected_p_values, strict=True)
+        if test in significant
+    ]
+    if lines:
+        yield "\n".join(f"- {escape_sentence(line)}" for line in lines)
 
 
 def describe_limits(measured: StudyMeasurements) -> Iterator[str]:
@@ -478,25 +691,36 @@ def describe_limits(measured: StudyMeasurements) -> Iterator[str]:
         f"documentation, and their host tells {host_bits:.1f} bits, which of {len(shares)} sites. "
         "Unlike in MeCo, pages are split and not truncated, which would need three passes over the "
         "text, and the learning rate falls linearly from a constant and not along a cosine, so "
-        "that one run yields several lengths."
+        "that one run yields several lengths. The whole fall of the rate is therefore in the phase "
+        f"without metadata, which has {compute_cooldown_share(0.1):.1%} of the area under the "
+        f"learning rate ({compute_cooldown_share(0.4):.0%} if it has 40% of the steps), beside "
+        "2.0% in MeCo."
     )
 
 
-def describe_recomputation(study: StudyConfig, results: Results) -> Iterator[str]:
+def compute_cooldown_share(steps_share: float) -> float:
+    """Computes the share of the area under the learning rate that the cooldown has.
+
+    Args:
+        steps_share: Its share of the longest model's steps.
+    """
+    cooldown = steps_share * LENGTHS[-1] * (1 + FINAL_RATE) / 2
+    before = (1 - steps_share) * LENGTHS[-1] - WARMUP_STEPS / 2
+    return cooldown / (before + cooldown)
+
+
+def describe_recomputation(results: Results) -> Iterator[str]:
     """Yields how to compute the claims without this package."""
     yield "## Recompute the claims"
     yield (
         "`python experiments/when_metadata.py` writes this page and its pictures from the "
         "committed measurements. To decide the claims with numpy and scipy alone, set `FOLDER` in "
         "[the script for `meco_small`](verdicts.md#recompute-a-verdict) to "
-        "`experiments/studies/results/when_metadata`, and replace its differences by these, which "
-        "are in the order of the claims:"
+        "`experiments/studies/results/when_metadata`, and replace everything from `none, url, "
+        "later =` to the end of the list by these differences, which are in the order of the "
+        "claims:"
     )
-
-    measured_seeds = ""
-    if len(results.seeds) < len(study.seeds):
-        measured_seeds = f'DECLARED["seeds"] = {results.seeds}  # those measured so far\n\n\n'
-    yield format_code_block(measured_seeds + RECOMPUTATION, "python")
+    yield format_code_block(RECOMPUTATION, "python")
 
     yield "It prints the differences with their intervals and p-values, uncorrected:"
     effects = [claim.effect for claim in results.claims if claim.effect is not None]

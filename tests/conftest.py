@@ -21,7 +21,7 @@ from tests.warm import REPOSITORY, Warm
 # Several tests, and several processes of one, share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What a process of pytest holds, up to 2 GB, is no garbage of the loader processes and others that
+# What a process of pytest holds, up to 2 GB, is not garbage of the loader processes and others that
 # tests fork; each of them would take a second to look through it, and copy it.
 os.register_at_fork(after_in_child=gc.freeze)
 

@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 EXPERIMENTS = REPOSITORY / "experiments"
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
-# Run without the package, by shell scripts or on a GPU day; or their output is no table.
+# Run without the package, by shell scripts or on a GPU day; or their output is not a table.
 WITHOUT_REPORTS = {
     "gpus.py", "machines.py", "meeting.py", "run_notebooks.py", "soak.py", "bucket_sink.py",
     "gpu_attention.py", "gpu_day.py", "gpu_kernels.py", "gpu_run.py", "spelling_texts.py",

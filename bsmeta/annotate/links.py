@@ -47,6 +47,9 @@ from bsmeta.data.text.sentences import find_sentences
 from bsmeta.metadata.annotated_columns import decode_local_records
 from bsmeta.metadata.records import UNREADABLE, BadDocument
 
+INDEX_VERSION = 2
+"""Version of the saved pages, increased when `make_linked_page` changes."""
+
 MAX_MENTION_CHARS = 100
 MAX_DESCRIPTION_CHARS = 500
 PROFILES = "profiles.jsonl"
@@ -95,7 +98,8 @@ _PAGE_DECODER = JSONDecoder(LinkedPage)
 def normalize_address(url: str) -> str | None:
     """Normalizes the address of a page, so that equivalent addresses become equal.
 
-    Removes the scheme, its default port, the fragment, and the name of an index file.
+    Removes the scheme, the user, the default port, the fragment, the name of an index file and
+    slashes at the end. The host is in lower case.
 
     Returns:
         The address; None if it is not a valid http(s) URL with a host.
@@ -121,7 +125,7 @@ def make_linked_page(page: Page, url: str) -> LinkedPage | None:
     if key is None or not page.title:
         return None
 
-    site, _, path = key.partition("/")
+    site, _, path = key.partition("?")[0].partition("/")
     section = path.partition("/")[0] if "/" in path else ""
     description = " ".join(_find_first_paragraph(page).split())[:MAX_DESCRIPTION_CHARS]
     return LinkedPage(key, page.title, description, site, section)
@@ -292,7 +296,10 @@ def make_index(
     page_bytes = int(config.page_mb * 1e6)
     paths = [ShardFiles(output, file.name).pages for file in files]
     # The first line of the pages of a file identifies the input that they were collected from.
-    headers = [f"{file.xxh3} {file.bytes} {VERSION} {page_bytes}\n".encode() for file in files]
+    headers = [
+        f"{file.xxh3} {file.bytes} {VERSION} {INDEX_VERSION} {page_bytes}\n".encode()
+        for file in files
+    ]
 
     def read_chunks() -> Iterator[pool.Chunk]:
         done_bytes = 0

@@ -73,7 +73,7 @@ def make_annotators(config: AnnotateConfig) -> list[Annotator]:
     """Makes the annotators of a run, each after the annotators of the columns that it needs.
 
     Raises:
-        ConfigurationError: If names are unknown, classes cannot be imported or are no annotators,
+        ConfigurationError: If names are unknown, classes cannot be imported or are not annotators,
             two annotators make the same column, or none makes a needed column; lists all problems.
     """
     classes = []
@@ -119,7 +119,7 @@ def _import_annotator(name: str) -> type[Annotator]:
     """Imports a custom annotator by its dotted path.
 
     Raises:
-        ConfigurationError: If it cannot be imported, or is no complete subclass of `Annotator`.
+        ConfigurationError: If it cannot be imported, or is not a complete subclass of `Annotator`.
     """
     module, _, attribute = name.rpartition(".")
     if not module:
@@ -138,8 +138,8 @@ def _import_annotator(name: str) -> type[Annotator]:
     has_attributes = all(hasattr(imported, attribute) for attribute in _REQUIRED_ATTRIBUTES)
     if not is_annotator or inspect.isabstract(imported) or not has_attributes:
         raise ConfigurationError(
-            f"annotators: {name} is no class derived from bsmeta.annotate.annotator.Annotator with "
-            "name, columns and annotate()"
+            f"annotators: {name} is not a class derived from bsmeta.annotate.annotator.Annotator "
+            "with name, columns and annotate()"
         )
     return imported
 
@@ -182,7 +182,9 @@ def _sort_by_needs(classes: Sequence[type[Annotator]]) -> list[type[Annotator]]:
         return list(sorter.static_order())
     except CycleError as error:
         names = " -> ".join(annotator_class.name for annotator_class in error.args[1])
-        raise ConfigurationError(f"annotators: each of {names} needs the next one") from error
+        raise ConfigurationError(
+            f"annotators: each of {names} needs the next one; leave one of them out"
+        ) from error
 
 
 def list_all_columns(annotators: Sequence[Annotator]) -> list[str]:
@@ -251,7 +253,7 @@ def refuse_lost_columns(
 def _describe_loss(
     config: AnnotateConfig, rebuilt: set[str], file: InputFile, files: ShardFiles
 ) -> str:
-    """Describes why a shard would be rebuilt, and the columns lost by this; "" if none are.
+    """Describes why a shard would be rebuilt, and which columns that would lose; "" if none.
 
     Args:
         rebuilt: Names of the annotators whose columns are recomputed.

@@ -42,7 +42,7 @@ from bsmeta.annotate.shard import Counts, Dropped
 from bsmeta.core.errors import DataError
 from bsmeta.core.signals import kill_with_parent
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TIME_LIMIT = "time_limit"
 DIED = "worker_died"
@@ -123,7 +123,7 @@ def read_chunks(
                 chunk = deepcopy(template)
                 chunk_bytes = 0
             if isinstance(item, InputRecord) and item.problem == BAD_RECORD:
-                log.warning("%s, %s; skipped", file.path, item.url)
+                logger.warning("%s, %s; skipped", file.path, item.url)
             chunk.items.append(item)
             chunk.rows.append(row)
             chunk.position = template.position + position
@@ -342,7 +342,7 @@ class Pool:
             item = None if item_and_step is None else item_and_step[0]
             job.deaths.append(item)
             if job.deaths.count(item) < _MIN_DEATHS_TO_BLAME:
-                log.warning("a worker ended (exit code %s); its chunk is redone", code)
+                logger.warning("a worker ended (exit code %s); its chunk is redone", code)
                 return job
         elif seconds <= self._page_seconds:
             return job  # the page was completed before the worker was killed
@@ -352,7 +352,7 @@ class Pool:
             )
 
         job.failures[item_and_step] = reason
-        log.warning("a page: %s; it is counted, and its chunk is redone", reason)
+        logger.warning("a page: %s; it is counted, and its chunk is redone", reason)
         return job
 
 

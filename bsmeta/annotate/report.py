@@ -122,7 +122,7 @@ def make_tables(report: Report) -> list[Table]:
     for kind, count in Counter(total.duplicates).most_common():
         copies.rows.append([kind, count, count / total.pages, total.dropped.get(kind, 0)])
 
-    others = Table("Records that are no pages", "", [Column("type"), Column("records", COUNT)])
+    others = Table("Records that are not pages", "", [Column("type"), Column("records", COUNT)])
     for record_type, count in Counter(total.others).most_common():
         others.rows.append([record_type, count])
     return [_make_types_table(report), dropped, copies, others]

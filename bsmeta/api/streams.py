@@ -294,7 +294,10 @@ class BatchStream(IterableDataset[MicroBatch]):
 
         positions = {(state["step"], state["taken"]) for state in states}
         if len(positions) > 1:
-            raise ConfigurationError(f"state: the processes are at different places: {positions}")
+            raise ConfigurationError(
+                f"state: the processes stopped at different positions {positions}; expected states "
+                "saved after the same batch"
+            )
         if states[0]["taken"] and size != self._world_size:
             raise ConfigurationError(
                 f"state: saved in the middle of a step by {size} processes, but there are now "

@@ -411,7 +411,7 @@ def _read_integer(
         maximum: The largest accepted value; None: any.
 
     Raises:
-        ConfigurationError: If the variable is no integer, or out of bounds.
+        ConfigurationError: If the variable is not an integer, or out of bounds.
     """
     text = environ.get(name, str(default))
     if text.isdecimal():

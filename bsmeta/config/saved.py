@@ -81,7 +81,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
-    """Refuses a mapping with a key that is no name, or occurs twice."""
+    """Refuses a mapping with a key that is not a name, or occurs twice."""
     names = set()
     for name, _ in node.value:
         if not isinstance(name, yaml.ScalarNode):

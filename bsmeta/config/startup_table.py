@@ -188,4 +188,4 @@ def list_launch_notes(launch: Launch) -> Iterator[str]:
             "DeepSpeed, whatever else its file says"
         )
     if launch.zero_options and not launch.deepspeed:
-        yield f"{', '.join(launch.zero_options)} in the environment: this is no DeepSpeed launch"
+        yield f"{', '.join(launch.zero_options)} in the environment: this is not a DeepSpeed launch"

@@ -277,7 +277,7 @@ def describe_write_obstacle(path: Path) -> str | None:
     if not is_folder:
         return f"{location}a file"
     if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{location}a folder that you may not write"
+        return f"{location}a folder that you may not write to"
     return None
 
 
@@ -293,7 +293,7 @@ def refuse_unwritable_folder(folder: Path, key: str) -> None:
     obstacle = describe_write_obstacle(folder)
     if obstacle is not None:
         raise ConfigurationError(
-            f"{key}: {folder} is {obstacle}; expected a folder that can be written, or a new name: "
+            f"{key}: {folder} is {obstacle}; expected a writable folder, or a new name: "
             f"{key}=FOLDER",
             [key],
         )

@@ -123,7 +123,7 @@ class Declaration:
 
 
 class Leaf(NamedTuple):
-    """A key of a configuration whose value is no section.
+    """A key of a configuration whose value is not a section.
 
     Attributes:
         name: The dotted name; entries of a list are numbered, as in `runs.0.seed`.

@@ -109,7 +109,7 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, MemoryError):
         raise
     except BaseException as error:
-        # A damaged file may raise any error, even a panic of Rust, which is no `Exception`.
+        # A damaged file may raise any error, even a panic of Rust, which is not an `Exception`.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise _explain_damage(source, error) from error

@@ -1,12 +1,12 @@
 """Parses all JSON and YAML from outside the program: files, lines and responses.
 
 Some well-formed content breaks programs. Nesting a thousand levels deep makes the parsers raise a
-RecursionError, which is no ValueError, and content nearly as deep fails later, when it is walked or
-written. An integer of 400 digits fails when it becomes a float. Half of a surrogate pair, written
-as an escape, fails when the text is encoded. For a text that is not in UTF-8, msgspec raises a
-UnicodeDecodeError, which is none of its own errors. This module refuses all of this as malformed.
-It also refuses YAML whose aliases expand to more nodes than any document could hold, and a key that
-an object or a mapping has twice, of which all parsers silently take one value.
+RecursionError, which is not a ValueError, and content nearly as deep fails later, when it is walked
+or written. An integer of 400 digits fails when it becomes a float. Half of a surrogate pair,
+written as an escape, fails when the text is encoded. For a text that is not in UTF-8, msgspec
+raises a UnicodeDecodeError, which is none of its own errors. This module refuses all of this as
+malformed. It also refuses YAML whose aliases expand to more nodes than any document could hold, and
+a key that an object or a mapping has twice, of which all parsers silently take one value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LONG_NUMBER = re.compile(rf"(?<![0-9])[0-9]{{{_MAX_INTEGER_DIGITS}}}")
 
 _TOO_DEEP = f"nested too deeply (at most {MAX_NESTING} levels are read)"
 _TOO_LARGE = "an integer that is larger than any float"
-HALF_A_PAIR = "a text with half of a surrogate pair, which is no character"
+HALF_A_PAIR = "a text with half of a surrogate pair, which is not a character"
 _PLAIN_TYPES = {str, int, float, bool, type(None)}  # the types of nearly all values without parts
 _MAX_SHOWN_CHARS = 100  # of a key in a message
 _SURROGATE = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")

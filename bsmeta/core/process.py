@@ -60,8 +60,8 @@ def wait_for_termination() -> None:
 def run_and_report(action: Callable[[], int | None]) -> int:
     """Runs an action, reports the error if it raises one, and returns the exit code.
 
-    It is no error to report that the reader of the output has ended, as `head` does. From this call
-    on, the process prints no secrets.
+    That the reader of the output has ended, as `head` does, is not reported as an error. From this
+    call on, the process prints no secrets.
 
     Args:
         action: Returns the exit code; None: 0.

@@ -252,7 +252,7 @@ class _TerminalBar:
 
 
 class _PlainLines:
-    """Lines on standard error that replace the bar if it is no terminal."""
+    """Lines on standard error that replace the bar if it is not a terminal."""
 
     def __init__(self, name: str, total: float) -> None:
         self._name = name

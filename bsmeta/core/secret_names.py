@@ -171,7 +171,7 @@ def looks_mixed(value: str) -> bool:
 
 
 def may_be_secret(value: str) -> bool:
-    """Whether a value has a possible length of a secret, and is no placeholder, number or path."""
+    """Whether a value is as long as a secret, and not a placeholder, number or path."""
     if not MIN_SECRET_CHARS <= len(value) <= _MAX_SECRET_CHARS:
         return False
     if value.lower() in _PLACEHOLDERS:

@@ -226,7 +226,7 @@ def _iterate_weights(folder: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
     """Yields the file, the name and the values of each weight in safetensors files."""
     for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+            for name in weights.keys():  # noqa: SIM118 (it is not a mapping)
                 values = weights.get_tensor(name)
                 if values.element_size() == 1:  # 8-bit floats lack some operations
                     values = values.float()
@@ -441,7 +441,7 @@ def _read_embeddings(folder: Path) -> Iterator[_Embedding]:
     """Yields the embeddings in the safetensors files of a model; reads only their shapes."""
     for file in sorted(folder.glob("model*.safetensors")):
         with suppress(OSError, SafetensorError), safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+            for name in weights.keys():  # noqa: SIM118 (it is not a mapping)
                 if name.endswith((*TOKEN_EMBEDDINGS, *OUTPUT_EMBEDDINGS)):
                     yield _Embedding(file, name, weights.get_slice(name).get_shape()[0])
 

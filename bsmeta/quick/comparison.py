@@ -158,7 +158,7 @@ def collect_readings(without: ModelReport, with_metadata: ModelReport) -> Result
     control_totals = {}
     for name, words in CONTROL_WORDS.items():
         totals = with_metadata.totals.get(f"{name}/{ALL_METADATA}")
-        # Values of another page are no control if all pages have the same.
+        # Values of another page are not a control if all pages have the same.
         if totals is not None and totals[:, BYTES].any():
             control_totals[words] = totals
 

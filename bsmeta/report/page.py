@@ -211,7 +211,7 @@ class Page:
 
 
 def describe_command(training_command: str | None = None) -> list[str]:
-    """Returns the shell command that started this process; [] if it is no program of bsmeta.
+    """Returns the shell command that started this process; [] if it is not a program of bsmeta.
 
     Args:
         training_command: Returned instead in a process of `bsmeta train`; see `model_card.command`.

@@ -238,7 +238,7 @@ def _ask_word(
         text_before = _cut_text_before(page.line, positions[word])
         similar_words = words_by_class.get(_classify_word(word, page_counts[word]), ())
         if word in text_before or word not in similar_words:
-            continue  # it could be copied, or is no content word
+            continue  # it could be copied, or is not a content word
 
         others = [other for other in similar_words if other not in page.line]
         if len(others) >= NUM_CHOICES - 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -85,6 +86,10 @@ class ArmConfig:
     decay_steps: int | None = key(
         None, "branch_of: number of steps of the decay, which follow branch_at", at_least=1
     )
+
+    def list_needed_arms(self) -> list[str]:
+        """Lists the arms whose runs come before the run of this one with the same seed."""
+        return [arm for arm in (self.branch_of, self.text_tokens_of) if arm is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,6 +399,12 @@ def _find_problems_of_arms(study: StudyConfig) -> Iterator[str]:
                 yield f"arms.{name}.text_tokens_of: expected an arm that is trained before it"
         yield from _find_problems_of_branch(study, name)
 
+    try:
+        TopologicalSorter({name: arm.list_needed_arms() for name, arm in arms.items()}).prepare()
+    except CycleError as error:
+        names = " -> ".join(error.args[1])
+        yield f"arms: each of {names} is needed by the next one (branch_of, text_tokens_of)"
+
     for override in overrides:
         if override.lstrip("+").partition("=")[0] in OWN_KEYS:
             yield f"{override}: the study sets it itself; leave it out"
@@ -416,7 +427,7 @@ def _find_problems_of_branch(study: StudyConfig, name: str) -> Iterator[str]:
     if trunk is None or arm.branch_of == name:
         yield f"arms.{name}.branch_of={arm.branch_of}: expected another of the arms"
     elif trunk.branch_of is not None:
-        yield f"arms.{name}.branch_of={arm.branch_of}: expected an arm that is no branch itself"
+        yield f"arms.{name}.branch_of={arm.branch_of}: expected an arm that is not itself a branch"
     if arm.text_tokens_of is not None:
         yield f"arms.{name}.text_tokens_of: expected none, because decay_steps sets the length"
 

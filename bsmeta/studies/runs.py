@@ -167,15 +167,14 @@ class Measurement:
                     for name in archive.files
                     if name.startswith(_TYPE_PREFIX)
                 }
+            for name in ("sizes", *_NATS_NAMES):
+                arrays[name] = arrays[name].astype(np.float64)
+            return cls(**header, **arrays, nats_by_types=nats_by_types)
         except Exception as error:  # numpy raises many kinds for a damaged archive
             raise DataError(
                 f"{path}: not a measurement that can be read ({error}); delete it, and the run is "
                 "measured again"
             ) from error
-
-        for name in ("sizes", *_NATS_NAMES):
-            arrays[name] = arrays[name].astype(np.float64)
-        return cls(**header, **arrays, nats_by_types=nats_by_types)
 
 
 def hash_settings(study: StudyConfig, arm: str, seed: int) -> str:
@@ -319,12 +318,16 @@ def _sort_arms(study: StudyConfig) -> list[str]:
         return name != study.baseline, needs_tokens_of_another
 
     sorted_arms: list[str] = []
+
+    def add_arm(name: str) -> None:  # ends, because no arms need each other (`load_study`)
+        for needed in study.arms[name].list_needed_arms():
+            add_arm(needed)
+        if name not in sorted_arms:
+            sorted_arms.append(name)
+
     for name in sorted(study.arms, key=rank_arm):
-        stable = study.arms[name].branch_of
-        if stable:
-            sorted_arms.append(stable)
-        sorted_arms.append(name)
-    return list(dict.fromkeys(sorted_arms))
+        add_arm(name)
+    return sorted_arms
 
 
 def read_progress(study: StudyConfig, run: Run) -> Progress:

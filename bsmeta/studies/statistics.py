@@ -311,7 +311,7 @@ def _find_crossing(amounts: Floats, values: Floats) -> float:
         return math.inf
 
     above = int(reached[0])
-    if values[above] == 0 or above == 0:
+    if values[above] == 0:
         return float(amounts[above])
 
     # Interpolated on the logarithm of the amount.

@@ -164,7 +164,7 @@ def _list_facts(config: RunConfig, *, has_steps: bool) -> dict[str, str]:
 
 
 def describe_training_command(command: Sequence[str]) -> str | None:
-    """Returns the training command for the card; None if `command` is no training command."""
+    """Returns the training command for the card; None if `command` is not a training command."""
     if not command or Path(command[0]).stem.removeprefix("bsmeta ") != "train":
         return None
     arguments = [

@@ -27,7 +27,7 @@ class TaskRegistry(Mapping[str, TaskEntry]):
 
     Raises:
         ConfigurationError: On any access, if two tasks share a name; on access to an entry, if it
-            cannot be imported or is no `TaskEntry`. The message names the distribution.
+            cannot be imported or is not a `TaskEntry`. The message names the distribution.
     """
 
     def __init__(self, built_in: Mapping[str, TaskEntry]) -> None:
@@ -78,7 +78,7 @@ def load_entry(point: EntryPoint) -> TaskEntry:
     """Imports the entry of a task of another distribution.
 
     Raises:
-        ConfigurationError: If it cannot be imported, or is no `TaskEntry`.
+        ConfigurationError: If it cannot be imported, or is not a `TaskEntry`.
     """
     source = f"task={point.name}: the entry point {point.value} of {describe_distribution(point)}"
     fix = f"Fix: install another version of {find_package_name(point)}, or uninstall it"

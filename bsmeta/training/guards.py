@@ -91,7 +91,8 @@ class NonFiniteGuard:
         if self.consecutive > self.limit:
             raise TrainingError(
                 f"{description}. There were {self.consecutive} such steps in a row, and "
-                f"max_consecutive_skips={self.limit}"
+                f"max_consecutive_skips={self.limit}. Resume with a lower learning_rate, or check "
+                "these documents"
             )
         return {**values, "consecutive": self.consecutive}
 

@@ -179,7 +179,7 @@ def _read_costs(saved: Checkpoint, name: str | None) -> list[float]:
 
 
 def check_metric(name: str | None, metrics: list[Metric]) -> None:
-    """Refuses a `keep_best_by` that is no metric of the evaluation, or a count."""
+    """Refuses a `keep_best_by` that is not a metric of the evaluation, or a count."""
     names = sorted(metric.name for metric in metrics if metric.better is not None)
     if name is not None and name not in names:
         raise ConfigurationError(

@@ -107,7 +107,7 @@ class Saver:
             store=self._store,
         )
 
-        # Its thread is no daemon: a run that fails for another reason completes the checkpoint.
+        # Its thread is not a daemon: a run that fails for another reason completes the checkpoint.
         self._writer = ThreadPoolExecutor(1, "checkpoint writer")
         self._saving: Future[None] | None = None  # the last asynchronous save
 

@@ -58,7 +58,7 @@ def test_a_title_is_read_from_a_shard_without_raw_pages() -> None:
         ("https://a.org/2018/12/10/story", "2018-12-10 00:00:00"),
         ("https://a.org/news/2018/12/story", "2018-12-01 00:00:00"),
         ("https://a.org/news-2018-12-10.html", "2018-12-10 00:00:00"),
-        # Numbers that are no dates, of which a fuzzy parser makes some.
+        # Numbers that are not dates, of which a fuzzy parser makes some.
         ("https://docs.python.org/3.11/library/sys.html", None),
         ("https://www.boost.org/doc/libs/1_81_0/libs/a.html", None),
         ("https://a.org/2018/story", None),

@@ -16,8 +16,8 @@ from tests.annotate.conftest import CUSTOM
     [
         ({"annotators": ["titel"]}, r"there is no titel \(did you mean title\?\)"),
         ({"annotators": ["no.such.Class"]}, r"no\.such\.Class cannot be imported"),
-        ({"annotators": ["json.JSONDecoder"]}, "is no class derived from"),
-        ({"annotators": [f"{CUSTOM}.WithoutColumns"]}, "is no class .* with name, columns and"),
+        ({"annotators": ["json.JSONDecoder"]}, "is not a class derived from"),
+        ({"annotators": [f"{CUSTOM}.WithoutColumns"]}, "is not a class .* with name, columns and"),
         (
             {"annotators": ["entity_paragraph"]},
             "needs metadata_entity: add entity",

@@ -77,7 +77,7 @@ def source_and_date(record: InputRecord, **settings: list[str]) -> tuple[str, st
         ("2019/00/20/", []),
         ("0000/11/20/", []),
         ("2020/02/29/", ["2020-02-29"]),
-        # A number that begins a title is no day.
+        # A number that begins a title is not a day.
         ("2019/02/30-best-books", ["2019-02-01"]),
         ("2019/02/101-books", ["2019-02-01"]),
         # No dates

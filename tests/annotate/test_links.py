@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from bsmeta.annotate import links
+from bsmeta.annotate.html.page import parse_page
 from bsmeta.annotate.inputs.sources import InputRecord, Item, decode_record
 from bsmeta.annotate.links import (
     LinkIndex,
     collect_pages,
     is_held_out,
     locate_index,
+    make_linked_page,
     normalize_address,
     write_linked_sets,
 )
@@ -76,6 +78,20 @@ def annotated_crawl(tmp_path: Path) -> Path:
 )
 def test_equivalent_addresses_have_the_same_key(url: str, key: str | None) -> None:
     assert normalize_address(url) == key
+
+
+@pytest.mark.parametrize(
+    ("url", "site", "section"),
+    [
+        ("https://example.org/?u=a/b", "example.org", ""),
+        ("https://example.org/wiki?x=1/2", "example.org", ""),
+        ("https://example.org/wiki/a?x=1", "example.org", "wiki"),
+    ],
+)
+def test_the_query_of_an_address_is_not_part_of_the_site(url: str, site: str, section: str) -> None:
+    page = make_linked_page(parse_page("<title>A page</title><p>Its text.</p>"), url)
+    assert page is not None
+    assert (page.site, page.section) == (site, section)
 
 
 def test_the_index_has_titles_without_the_name_of_the_site(annotated_crawl: Path) -> None:

@@ -87,7 +87,7 @@ def test_options_of_accelerate_without_effect_are_noted() -> None:
     assert note.startswith("accelerate launch --cpu (use_cpu: true) starts one process on the CPU")
     exported = replace(ALONE, zero_options={"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"})
     assert [*list_launch_notes(exported)] == [
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE in the environment: this is no DeepSpeed launch"
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE in the environment: this is not a DeepSpeed launch"
     ]
 
 

@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError) as error:
             refuse_unwritable_folder(tmp_path / name, "out_dir")
         assert str(error.value) == (
-            f"out_dir: {tmp_path}/{name} is {obstacle}; expected a folder that can be written, or "
+            f"out_dir: {tmp_path}/{name} is {obstacle}; expected a writable folder, or "
             "a new name: out_dir=FOLDER"
         )
 

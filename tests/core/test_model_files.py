@@ -241,7 +241,7 @@ AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 def test_transformers_never_asks_to_run_code(
     tokenizer_class: str | None, folder: Path, tmp_path: Path
 ) -> None:
-    """transformers drops `trust_remote_code` for a tokenizer_class that is no tokenizer."""
+    """transformers drops `trust_remote_code` for a tokenizer_class that is not a tokenizer."""
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     change_json(other / "config.json", model_type="its_own", auto_map=AUTO_MAP)
@@ -288,7 +288,7 @@ def test_values_that_make_transformers_fail_are_reported_as_damage(folder: Path)
 
 
 def test_a_panic_of_the_tokenizer_is_an_error(folder: Path) -> None:
-    """A Rust panic is no Exception, and would end the program with a stack trace."""
+    """A Rust panic is not an Exception, and would end the program with a stack trace."""
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["continuing_subword_prefix"] = "x" * 99

@@ -147,7 +147,7 @@ class AzureServer(ObjectServer):
 
 
 def format_etag(generation: int) -> str:
-    """Returns the ETag of a generation, which is no hash."""
+    """Returns the ETag of a generation, which is not a hash."""
     return f"0x8DE{generation:012X}"
 
 

@@ -169,7 +169,7 @@ def test_a_single_frame_has_no_points(tmp_path: Path) -> None:
 
 def test_a_damaged_file_has_no_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "shard.jsonl.gz"
-    path.write_bytes(b"this is no gzip" * 1000)
+    path.write_bytes(b"this is not gzip" * 1000)
     cache = IndexCache(Cache(str(tmp_path / "cache")))
     with pytest.raises(OSError, match="zran"):
         cache.build(str(path))

@@ -30,7 +30,7 @@ BEGINNING, REST, LAST, ALL = slice(0, 1), slice(2, 4), slice(3, 4), slice(0, 4)
 """Bins of `measure.position_edges`: bytes 0 to 127, from 512 on, from 2,048 on, all."""
 
 OTHER_FACTS = {"13.3", "13.2", "1.3", "5.8", "2504.17562"}
-"""Figures of the section that are no results: perplexities of MeCo, sizes of the runs, a paper."""
+"""Figures of the section that are not results: perplexities of MeCo, sizes of the runs, a paper."""
 
 Phrases = Iterator[str]
 """Parts of sentences, computed as the page has them."""

@@ -303,7 +303,7 @@ def test_the_address_is_read_whether_or_not_it_is_used() -> None:
         assert decode(row, {"text": "text"}, config(*types)).collect_addresses("url") == {
             "https://x.example"
         }
-    # an address that cannot be read is no fault of a document that does not use it
+    # an address that cannot be read is not a fault of a document that does not use it
     odd = {"text": "a", "url": {"href": "https://x.example"}}
     assert decode(odd, {"text": "text"}, config()).collect_addresses("url") == set()
 

@@ -129,7 +129,17 @@ from tests.studies.study_files import BRANCHED, CLAIM, DECAY, loaded, study_file
         ),
         (
             {"arms": {**BRANCHED, "again": {"branch_of": "url_18", **DECAY}}},
-            r"arms\.again\.branch_of=url_18: expected an arm that is no branch itself",
+            r"arms\.again\.branch_of=url_18: expected an arm that is not itself a branch",
+        ),
+        (
+            {
+                "arms": {
+                    **BRANCHED,
+                    "other": {"text_tokens_of": "other_18"},
+                    "other_18": {"branch_of": "other", **DECAY},
+                }
+            },
+            r"arms: each of other(_18)? -> other(_18)? -> other(_18)? is needed by the next one",
         ),
         (
             {"arms": {**BRANCHED, "url_8": {"branch_of": "ulr", **DECAY}}},

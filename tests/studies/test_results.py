@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bsmeta.core.errors import DataError
@@ -33,6 +35,19 @@ def test_a_measurement_made_with_other_settings_is_refused(kept: StudyConfig) ->
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(DataError, match="url-seed1.npz: not a measurement that can be read"):
         compute_results(kept)
+
+
+def test_a_measurement_without_a_field_is_refused(kept: StudyConfig) -> None:
+    path = locate_measurement(kept, "url", 1)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    header = json.loads(str(arrays["header"]))
+    del header["facts"]
+    np.savez(path, **{**arrays, "header": np.array(json.dumps(header))})
+    with pytest.raises(
+        DataError, match="url-seed1.npz: not a measurement that can be read .*facts"
+    ):
+        find_measurement(kept, "url", 1)
 
 
 def test_runs_on_other_data_are_not_compared(kept: StudyConfig) -> None:

@@ -208,6 +208,17 @@ def test_a_branch_starts_from_its_stable_run(tmp_path: Path) -> None:
     ]
 
 
+def test_a_stable_run_follows_the_arm_whose_text_tokens_it_has(tmp_path: Path) -> None:
+    arms = {
+        "none": {},
+        "b": {"branch_of": "c", "branch_at": 12, "decay_steps": 6},
+        "c": {"text_tokens_of": "d"},
+        "d": {},
+    }
+    study = loaded(tmp_path, arms=arms, seeds=[1], claims={})
+    assert [run.arm for run in list_runs(study)] == ["none", "d", "c", "b"]
+
+
 def test_a_branch_without_its_checkpoint_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

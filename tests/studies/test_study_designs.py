@@ -35,7 +35,7 @@ def simulated(tmp_path: Path) -> StudyMeasurements:
     """Eight seeds; arms differ by a factor of their data, levels of seeds, and noise."""
     generator = np.random.default_rng(3)
     arms = [f"{arm}_{steps}" for arm in ("none", "url") for steps in TOKENS]
-    arms += ["none", "url", "constant_1440", "none_1440_40", "url_1440_40"]
+    arms += ["none", "url", "constant_1440", "shuffled_1440", "none_1440_40", "url_1440_40"]
     levels = generator.normal(0, 0.1, len(SEEDS))
     noise = generator.normal(0, 0.002, (len(arms), len(SEEDS)))
     runs = {}
@@ -62,7 +62,7 @@ def simulated(tmp_path: Path) -> StudyMeasurements:
 def test_the_factor_of_simulated_data_is_recovered(
     study_designs: ModuleType, simulated: StudyMeasurements
 ) -> None:
-    tokens, bits = study_designs.estimate_bits_by_length(simulated)
+    tokens, bits = study_designs.estimate_bits_by_length(simulated, "url")
     (factor,) = study_designs.fit_effective_data_factors(tokens, bits)
     assert factor.low < FACTOR < factor.high
     assert factor.high - factor.low < 0.05
@@ -70,6 +70,8 @@ def test_the_factor_of_simulated_data_is_recovered(
     factors = study_designs.fit_effective_data_factors(tokens, bits, by_length=True)
     assert [factor.low < FACTOR < factor.high for factor in factors] == [True] * 3
     assert factors[0].high - factors[0].low < 0.05
+    ratio = study_designs.compare_factors(tokens, bits)
+    assert ratio.low < 1 < ratio.high
 
 
 def test_a_factor_by_length_is_recovered_without_noise(study_designs: ModuleType) -> None:
@@ -79,6 +81,7 @@ def test_a_factor_by_length_is_recovered_without_noise(study_designs: ModuleType
     bits = np.array([bits_by_arm, bits_by_arm]) + np.array([0.0, 0.2])[:, None, None]
     factors = study_designs.fit_effective_data_factors(tokens, bits, by_length=True)
     assert [factor.value for factor in factors] == pytest.approx([1.5, 1.2, 0.9], abs=1e-4)
+    assert study_designs.compare_factors(tokens, bits).value == pytest.approx(1.5 / 0.9, abs=1e-4)
 
 
 def test_without_an_effect_the_interval_contains_1(study_designs: ModuleType) -> None:
@@ -117,6 +120,12 @@ def test_training_losses_proportional_to_the_difference_leave_no_deviation(
     control = study_designs.regress_on_training_loss(simulated)
     assert control.correlation == pytest.approx(1)  # the losses are the noise, ten times
     assert control.deviation == pytest.approx(0, abs=1e-9)
+
+
+def test_interval_of_a_correlation(study_designs: ModuleType) -> None:
+    # atanh(0.5) = 0.5493, plus and minus 1.96 / sqrt(25), and back.
+    interval = study_designs.estimate_correlation_interval(0.5, 28)
+    assert (interval.low, interval.high) == pytest.approx((0.1560, 0.7358), abs=1e-4)
 
 
 def test_interval_of_a_deviation(study_designs: ModuleType) -> None:

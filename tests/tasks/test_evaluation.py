@@ -57,6 +57,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(
     with pytest.raises(ConfigurationError) as error:
         evaluate_checkpoints(EvaluateConfig(checkpoint=run))
     assert str(error.value) == (
-        f"out_dir: {run}/evaluation is below {run}, which is a folder that you may not write; "
-        "expected a folder that can be written, or a new name: out_dir=FOLDER"
+        f"out_dir: {run}/evaluation is below {run}, which is a folder that you may not write to; "
+        "expected a writable folder, or a new name: out_dir=FOLDER"
     )

@@ -6,7 +6,7 @@
     lag: steps that are not read before the next is made, as on a GPU
     nan: the step in which the loss is not a number
 
-The variant `bare` is no trainer: model, optimizer, clipping, and nothing else. Rank 0 prints one
+The variant `bare` is not a trainer: model, optimizer, clipping, and nothing else. Rank 0 prints one
 JSON object: for each name `losses` (of each step, in full precision), `model` and `optimizer` (the
 types of the weights that the model computes with and of those that the optimizer updates), `kept`
 (the share of the gradient that this rank holds between two micro-batches), `collectives` (calls of

@@ -236,7 +236,9 @@ class _Composer:
                 composed = hydra.compose(self._config_name, texts, return_hydra_config=True)
         except RecursionError as error:
             files = ", ".join(shorten_path(file) for file in self._reader.files)
-            raise ConfigurationError(f"the defaults lists of {files} name each other") from error
+            raise ConfigurationError(
+                f"the defaults lists of {files} name each other; remove one of these entries"
+            ) from error
         except REFUSALS as error:
             return error
 

@@ -166,10 +166,10 @@ def _replace_references(text: str, where: str, read_content: Callable[[re.Match[
 
 
 def _refuse_in_text(reference: re.Match[str], where: str, content: Any) -> NoReturn:
-    """Raises the error for a reference in a text to a file that is no text."""
+    """Raises the error for a reference in a text to a file that is not a text."""
     raise ConfigurationError(
-        f"{where}: {reference[0]} stands within a text, but the file holds "
-        f"{type(content).__name__}; let it be the whole value, or name a text file"
+        f"{where}: {reference[0]} is part of a longer text, but its file contains a "
+        f"{type(content).__name__}; make the reference the whole value, or name a text file"
     )
 
 

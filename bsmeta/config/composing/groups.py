@@ -5,7 +5,7 @@ from __future__ import annotations
 from bsmeta.core.files import CONFIG_FOLDER
 
 PARTS_FOLDER = "parts"
-"""The folder of `hydra_configs/` that is no group: `${from_file:…}` includes its files."""
+"""The folder of `hydra_configs/` that is not a group: `${from_file:…}` includes its files."""
 
 
 def list_group_options() -> dict[str, list[str]]:

@@ -43,7 +43,7 @@ def finish_configuration(
 
     Returns:
         The instance, and a problem for each value that cannot be resolved (and has the default of
-        the schema), names an unknown user's home, or is no path that programs can use.
+        the schema), names an unknown user's home, or is not a path that programs can use.
     """
     problems = resolve_interpolations(composed)
     resolved = OmegaConf.to_object(composed)

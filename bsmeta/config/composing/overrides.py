@@ -151,7 +151,7 @@ class Override:
         """Lists an override for each value of a sweep.
 
         Returns:
-            Only the override itself if it is no sweep; nothing if it is a glob of options.
+            Only the override itself if it is not a sweep; nothing if it is a glob of options.
         """
         if self._parsed is None or not self._parsed.is_sweep_override():
             return [self.text]

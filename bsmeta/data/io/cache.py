@@ -20,7 +20,7 @@ from bsmeta.core.files import locate_user_cache, replace_atomically, sync_to_dis
 from bsmeta.core.progress import hold_lock
 from bsmeta.data.io.file_ref import FileRef
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NUM_HEAD_BYTES = 1 << 16  # first bytes of a file, which help to identify its content
 _VERSION = 2  # increased when results are computed or stored differently
@@ -90,7 +90,7 @@ def read_arrays(path: Path) -> Arrays | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # numpy and zipfile raise many types for damaged content
-        log.warning("%s cannot be read and is rebuilt: %s", path, error or type(error).__name__)
+        logger.warning("%s cannot be read and is rebuilt: %s", path, error or type(error).__name__)
         return None
 
 
@@ -106,7 +106,7 @@ def keep_if_possible(subject: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        log.warning("%s not kept: %s", subject, error)
+        logger.warning("%s not kept: %s", subject, error)
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:

@@ -49,7 +49,7 @@ from bsmeta.data.io.shard_reader import ShardReader
 from bsmeta.data.io.shards import check_are_files, is_parquet, list_entry_files
 from bsmeta.metadata.records import WholeLine
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SPACING_BYTES = 4 << 20  # of content between points: about 3 ms of reading
 MIN_INDEXED_BYTES = 1 << 20  # smaller files are not worth an index
@@ -155,7 +155,7 @@ class IndexCache:
             try:
                 self.build(path)
             except (UserError, OSError) as error:
-                log.warning("no access points for %s: %s", path, error)
+                logger.warning("no access points for %s: %s", path, error)
 
 
 def build_index(path: str | FileRef) -> ShardIndex:

@@ -108,7 +108,8 @@ class LogicalStream:
             if start.is_epoch_start() and position.emitted == start.emitted:
                 names = ", ".join(share.shard.name for share in self.shares)
                 raise DataError(
-                    f"stream {self.number} has no usable document in its part of {names}"
+                    f"stream {self.number} has no usable document in its part of {names}; add "
+                    "documents, or begin a run with a smaller data_config.num_streams"
                 )
             position = Position(epoch=position.epoch + 1, emitted=position.emitted)
 
@@ -204,7 +205,7 @@ class LogicalStream:
         if num_bad > limit:
             raise DataError(
                 f"stream {self.number} skipped {num_bad} bad documents in this epoch: more than "
-                f"data_config.max_bad_documents={limit}"
+                f"data_config.max_bad_documents={limit}; correct the shards, or raise the limit"
             )
         return num_bad
 

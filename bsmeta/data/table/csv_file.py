@@ -31,7 +31,7 @@ from bsmeta.data.table.text_file import (
     refuse_non_text,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_RECORD_CHARS = 2**24
 """Maximum length of a row, so that a whole file is not read into memory after an unclosed quote."""
@@ -95,7 +95,7 @@ def detect_format(
 
     # The first line may declare the separator to Excel.
     lines = list(_read_sample(path, encoding))
-    declaration = re.fullmatch(r"\ufeff?sep=(.)\r?\n?", lines[0]) if lines else None
+    declaration = re.fullmatch(r"\ufeff?sep=([^\"\r\n ])\r?\n?", lines[0]) if lines else None
     num_skipped = 1 if declaration else 0
     lines = lines[num_skipped:]
     if declaration and separator == AUTO:
@@ -356,7 +356,7 @@ class BadRows:
         if self.count:
             first_rows = "\n  ".join(self._first_problems)
             rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
-            log.warning("%s: %s left out\n  %s", self._path, rows, first_rows)
+            logger.warning("%s: %s left out\n  %s", self._path, rows, first_rows)
 
     def list_notes(self) -> list[str]:
         """Returns a note for a report on the rows left out, in a list; empty if there are none."""

@@ -144,7 +144,7 @@ class TokenBudgetSteps(StepOrder):
 
     def __init__(self, lengths: np.ndarray, budget: int, span: int, shares: int, seed: int) -> None:
         if len(lengths) == 0:
-            raise ConfigurationError("a token budget for no rows: the table is empty")
+            raise ConfigurationError("the table has no rows to train on; expected at least one")
         self.shares = shares
         self._seed = seed
 
@@ -228,7 +228,8 @@ class TableStream:
         if order.shares is not None and order.shares % micro_batches:
             raise ConfigurationError(
                 f"batch_shares={order.shares} is not a multiple of processes x "
-                f"gradient_accumulation_steps = {world_size} x {accumulation} = {micro_batches}"
+                f"gradient_accumulation_steps = {world_size} x {accumulation} = {micro_batches}; "
+                "change batch_shares or gradient_accumulation_steps"
             )
 
         saved = fingerprint if state is None else state["fingerprint"]

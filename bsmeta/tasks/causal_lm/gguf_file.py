@@ -158,7 +158,7 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns llama.cpp's name for the pre-tokenizer, which splits a text into words.
 
     Raises:
-        ConfigurationError: If the tokenizer is no byte-level BPE, or its pre-tokenizer is unknown.
+        ConfigurationError: If the tokenizer is not byte-level BPE, or its pre-tokenizer is unknown.
     """
     parts = parse_json(tokenizer.backend_tokenizer.to_str())
     model = parts["model"]

@@ -279,7 +279,7 @@ def pool_vectors(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torc
         return hidden.masked_fill(mask[..., None] == 0, -torch.inf).amax(1)
 
     if pooling == "cls":
-        positions = mask.argmax(1)  # the first token that is no padding
+        positions = mask.argmax(1)  # the first token that is not padding
     else:
         numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
         positions = (numbers * mask).argmax(1)  # the last one

@@ -114,7 +114,7 @@ class ClassificationConfig(PretrainedConfig):
     """linear: an SVM on TF-IDF of words and pairs of words; frozen: logistic regression on the
     vectors of the encoder as it is; combined: an SVM on both; fine_tune: train the encoder; auto:
     all of them, and export the simplest within one standard error of the best by keep_best_by (by
-    macro_f1 if keep_best_by is no score of texts) on the validation split"""
+    macro_f1 if keep_best_by is not a score of texts) on the validation split"""
     auto_cpu_chunks: int = key(50_000, at_least=0)
     """on a CPU, number of training chunks above which method=auto exports linear and tries no
     encoder (0: no limit)"""

@@ -97,7 +97,7 @@ _HEADER_SIZE = 100
 _PAGE_SIZE = slice(16, 18)
 _PAGE_COUNT = slice(28, 32)
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Folding:
@@ -327,7 +327,7 @@ def _check_settings(
 
     if read_rank() == 0:
         for warning in examples.facts["warnings"]:
-            log_once(log, logging.WARNING, f"{examples.facts['csv']}: {warning}")
+            log_once(logger, logging.WARNING, f"{examples.facts['csv']}: {warning}")
     return examples
 
 
@@ -399,7 +399,7 @@ class Examples:
         has_several: Whether a text may have several labels.
 
     Raises:
-        DataError: If it is no database of this task, or is damaged.
+        DataError: If it is not a database of this task, or is damaged.
     """
 
     def __init__(self, database: Path) -> None:
@@ -511,7 +511,7 @@ class Examples:
                     (run, time, json.dumps(results)),
                 )
         except sqlite3.Error as error:
-            log.warning("%s does not keep the results of the run: %s", self.database, error)
+            logger.warning("%s does not keep the results of the run: %s", self.database, error)
 
     def _read_column(self, name: str, split: str) -> np.ndarray:
         """Reads a column of the table of sources, int64 [rows of the split]."""
@@ -574,7 +574,7 @@ def _refuse_other_journals(database: Path, journal: Path) -> None:
 
 
 def _check_file(database: Path) -> None:
-    """Rolls back an interrupted write, and refuses a file that is no database or is truncated.
+    """Rolls back an interrupted write, and refuses a file that is not a database or is truncated.
 
     A read-only connection cannot roll back the write of a killed process, and SQLite only notices
     missing pages when it reads them.

@@ -122,7 +122,7 @@ class LabelCells:
         """Returns one of several labels without surrounding white space.
 
         Raises:
-            BadLabelsError: If it is no text, empty, or too long.
+            BadLabelsError: If it is not a text, empty, or too long.
         """
         if not isinstance(entry, str):
             kind = type(entry).__name__

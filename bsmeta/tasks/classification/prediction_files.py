@@ -248,7 +248,7 @@ def _parse_label_lists(lines: Sequence[_Line], cells: Sequence[str]) -> list[lis
             lists.append(decode_json(cell, list[str]))
         except msgspec.DecodeError as error:
             raise DataError(
-                f"{line.position}: {cell!r} is no list of labels; expected JSON such as "
+                f"{line.position}: {cell!r} is not a list of labels; expected JSON such as "
                 f'["farm", "water"]'
             ) from error
     return lists

@@ -384,7 +384,7 @@ class Fitting:
         if words is None or (len(self._training_labels) < 2 and not self._has_several):
             self._keep_majority()
             return
-        if len(self._training_labels) * words.shape[1] > MAX_WORD_WEIGHTS:
+        if len(self._labels) * words.shape[1] > MAX_WORD_WEIGHTS:
             self.notes.append(
                 f"TF-IDF + linear SVM left out: with {len(self._labels):,} "
                 f"labels it would have more than {MAX_WORD_WEIGHTS:,} weights"
@@ -490,7 +490,7 @@ class Fitting:
         """
         if not self._has_several:
             with warnings.catch_warnings():
-                # With few texts a label, scikit-learn takes the numbers of labels for values.
+                # With few texts per label, scikit-learn takes the label numbers for a regression.
                 warnings.filterwarnings("ignore", "The number of unique classes is greater than")
                 model = make_model(self._weights).fit(columns, self._train.truth)
             return self._expand_labels(model)
@@ -625,7 +625,7 @@ class Fitting:
         description = Description(method, self._labels, pooling, words is not None, thresholds)
         self.models[method] = Classifier(description, head=head, words=words)
         self.facts[method] = facts
-        logger.info("%s: fitted %s", method, settings or "")
+        logger.info("fitted %s%s", method, f": {settings}" if settings else "")
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class TextClassifier(Task):
         """The table, whose database is built first if there is none.
 
         Raises:
-            ConfigurationError: If `keep_best_by` is no metric for the table's form of labels.
+            ConfigurationError: If `keep_best_by` is not a metric for the table's form of labels.
         """
         examples = open_examples(self.config.data_config, self.tokenizer)
         _check_best_metric(self.config, examples)

@@ -283,7 +283,7 @@ def _read_manifest(folder: Path) -> _Manifest:
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(
-            f"{folder} is no folder of entities (it has no {MANIFEST}); build it with "
+            f"{folder} is not a folder of entities (it has no {MANIFEST}); build it with "
             "bsmeta/entities.py"
         ) from error
     except OSError as error:

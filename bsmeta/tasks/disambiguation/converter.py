@@ -90,7 +90,7 @@ class BootlegConfig(dict[str, Any]):
 
         # Emmental's batch size is per GPU if it is launched with DDP. Otherwise the batch is
         # divided among the GPUs, unless `dataparallel`, whose default is true, is false.
-        note = "what batch_size counts there"
+        note = "what Bootleg's batch_size counts"
         if self.is_first_generation:
             yield row("data_config.batch_scope", "total", note)
         else:
@@ -170,7 +170,7 @@ def _convert_total_eval_batch_size(value: Any, source: BootlegConfig) -> Convers
             f"run_config.eval_batch_size={value} is the total of {gpus} GPUs and no multiple of "
             "their number; correct it"
         )
-    note = f"a total, of {gpus} GPUs: ours is that of each"
+    note = f"Bootleg's total over {gpus} GPUs; ours is per GPU"
     return {"data_config.per_device_eval_batch_size": int(value) // gpus}, note
 
 
@@ -185,7 +185,9 @@ def _convert_frequency(value: float, unit: str, name: str) -> Conversion:
         return {f"{name}_steps": int(value)}, ""
     if unit != "epoch":
         return {}, f"counter_unit={unit}: set {name}_steps or {name}s_per_epoch"
-    return {f"{name}s_per_epoch": max(1, round(1 / value))}, ""
+    per_epoch = max(1, round(1 / value))
+    note = "" if math.isclose(per_epoch * value, 1) else f"every {value:g} epochs there"
+    return {f"{name}s_per_epoch": per_epoch}, note
 
 
 def _convert_evaluation_freq(value: Any, source: BootlegConfig) -> Conversion:
@@ -231,7 +233,10 @@ def _convert_optimizer(value: Any, source: BootlegConfig) -> Conversion:
 
 def _convert_writer(value: Any, source: BootlegConfig) -> Conversion:
     trackers = {"tensorboard": ["tensorboard"], "wandb": ["wandb"], "json": []}
-    return {"trackers": trackers.get(value, [])}, "metrics.jsonl is always written"
+    note = "metrics.jsonl is always written"
+    if value not in trackers:
+        return {"trackers": []}, f"{value} is not offered; {note}"
+    return {"trackers": trackers[value]}, note
 
 
 def _convert_text_switches(value: Any, source: BootlegConfig) -> Conversion:
@@ -606,7 +611,7 @@ def read_config(path: Path) -> dict[str, Any]:
             config = parse_yaml(text)
     except (ValueError, yaml.YAMLError) as error:
         form = "JSON" if is_json else "YAML"
-        raise ConfigurationError(f"{path} is no {form}: {error}") from error
+        raise ConfigurationError(f"{path} is not valid {form}: {error}") from error
 
     if not isinstance(config, dict):
         raise ConfigurationError(f"{path}: expected blocks of keys, such as data_config")

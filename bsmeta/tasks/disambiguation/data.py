@@ -44,7 +44,7 @@ from bsmeta.tasks.disambiguation.texts import (
     load_tokenizer,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "dev", "test")
 SCORE_FLOOR = 0.1
@@ -61,7 +61,7 @@ class Candidates:
 
     entities: np.ndarray  # int64 [mentions, K]; -1 pads
     prior: np.ndarray  # float32 [mentions, K, 2]: log share of the scores, -log rank (from 1)
-    floor: np.ndarray  # float32 [mentions, 2]: prior of entities that are no candidates
+    floor: np.ndarray  # float32 [mentions, 2]: prior of entities that are not candidates
     is_gold: np.ndarray  # bool [mentions, K]: whether the candidate is a meaning of the mention
 
     @property
@@ -226,11 +226,11 @@ class RunData:
 
         changes = self.table.list_changes(fingerprint)
         if changes is None:
-            log.warning(
+            logger.warning(
                 "%s was trained with another entity table than %s", folder, self.table.folder
             )
         elif changes:
-            log.warning(
+            logger.warning(
                 "%s was edited since %s was trained: %s; candidates and texts of entities are "
                 "those of the edited table",
                 self.table.folder,
@@ -507,7 +507,7 @@ class TrainingBatches:
         candidate_count = compared.shape[1]
         if self._neighbors is not None:
             negatives = self._neighbors.look_up(mentions.entities[:, 0])
-            # Other meanings of the mention are no negatives.
+            # Other meanings of the mention are not negatives.
             negatives[(negatives[:, :, None] == mentions.entities[:, None, :]).any(2)] = -1
             compared = np.concatenate([compared, negatives], axis=1)
             is_gold = np.concatenate([is_gold, np.zeros(negatives.shape, bool)], axis=1)

@@ -1,7 +1,7 @@
 """Precision, recall and F1 of the detection of mentions, with intervals, as metrics and in reports.
 
 A detected mention is right if lines mark a mention with the same first and last character. Mentions
-with weak labels count neither way: they are not asked for, and detecting them is no error.
+with weak labels count neither way: they are not asked for, and detecting them is not an error.
 
 Intervals are 95% bootstrap intervals over documents; all systems are compared on the same
 resamples.

@@ -132,7 +132,7 @@ class AliasDictionary:
                 self._rare_aliases[form] = forms.pop(form)
 
         # A form must have a letter, a digit or an emoji: "|" may be an alias of the number one, but
-        # vertical lines in texts are no mentions of it.
+        # vertical lines in texts are not mentions of it.
         forms = {
             form: alias
             for form, alias in forms.items()

@@ -1,8 +1,8 @@
 """The table of entities that mentions may refer to, with the candidates of each alias.
 
 Entities and aliases are numbered from 0. Numbers do not change when the table is edited, so prep
-stores and vectors remain valid. A removed entity keeps its number, but is no candidate and has no
-content. Entity 0 is NIL, which stands for any entity not in the table.
+stores and vectors remain valid. A removed entity keeps its number, but is not a candidate and has
+no content. Entity 0 is NIL, which stands for any entity not in the table.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from bsmeta.tasks.disambiguation.lines import Problems
 from bsmeta.tasks.disambiguation.profiles import MAX_CANDIDATES, write_table
 from bsmeta.tasks.disambiguation.table_changes import Profile, Relation, is_score
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Files in a folder of tries
 RECORD_TRIE = "record_trie.marisa"
@@ -138,7 +138,9 @@ class _MappingFile(Problems):
         unknown = len(self.content.keys() - titles.keys())
         if unknown:
             count = len(self.content)
-            log.warning("%s: %d of %d entities have no title; left out", self.path, unknown, count)
+            logger.warning(
+                "%s: %d of %d entities have no title; left out", self.path, unknown, count
+            )
         return ((qid, value) for qid, value in self.content.items() if qid in titles)
 
     def look_up_names(self, qid: str, numbers: Sequence[int | str], kind: str) -> list[str]:
@@ -435,12 +437,12 @@ def _find_candidate_problems(
     if scores != sorted(scores, reverse=True):
         yield f"the scores of alias {alias!r} are out of order; expected the highest first"
     if not all(map(is_score, scores)):
-        yield f"alias {alias!r} has a score that is no number from 0"
+        yield f"alias {alias!r} has a score that is not a number from 0"
     if len({*qids}) < count:
         yield f"alias {alias!r} has a candidate twice"
     for qid in qids:
         if qid not in titles:
-            yield f"alias {alias!r} leads to {qid!r}, which is no entity"
+            yield f"alias {alias!r} leads to {qid!r}, which is not an entity"
 
 
 def _read_types(files: Files, titles: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
@@ -505,7 +507,7 @@ def _read_relation_mapping(
 
     file.close()
     if unknown:
-        log.warning("%s: %d relations lead to entities without a title; left out", path, unknown)
+        logger.warning("%s: %d relations lead to entities without a title; left out", path, unknown)
 
 
 def _list_objects(
@@ -549,7 +551,7 @@ def _read_pairs(path: Path, titles: Mapping[str, str]) -> Iterator[tuple[str, st
     problems.close()
 
     if unknown:
-        log.warning(
+        logger.warning(
             "%s: %d of %d pairs name entities without a title; left out", path, unknown, count
         )
 

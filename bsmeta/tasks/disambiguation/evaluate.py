@@ -54,7 +54,7 @@ from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row
 from bsmeta.training.ranks.processes import Processes
 from bsmeta.training.task import run_on_all_ranks, sort_into_batches
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _RECORD_FIELDS = {
     "rank": "i8",
@@ -346,7 +346,7 @@ def score_and_report(
     slice_names = {*BUILT_IN_SLICES, *sentences.facts["slices"]}
     missing = [name for name in config.eval_slices or [] if name not in slice_names]
     if missing and context.rank == 0:
-        log.warning("%s: its lines define no slice %s", sentences.path, ", ".join(missing))
+        logger.warning("%s: its lines define no slice %s", sentences.path, ", ".join(missing))
 
     rows = sentences.read_gold()
     scored = score_mentions(data, model, rows, context)
@@ -397,7 +397,7 @@ def _note_training_sentences(data: RunData, rows: Sequence[Row], source: str) ->
         return []
     num_sentences = len({row.sentence for row in rows})
     note = f"{num_shared:,} of {num_sentences:,} sentences are in the training data, too"
-    log.warning("%s: %s", source, note)
+    logger.warning("%s: %s", source, note)
     return [note]
 
 
@@ -428,7 +428,7 @@ def open_compared_data(config: DisambiguationConfig) -> tuple[checkpoints.Locati
     """Locates the model of `compare_with`, and opens this run's data with that model's settings.
 
     Raises:
-        ConfigurationError: If it is no model of this task.
+        ConfigurationError: If it is not a model of this task.
     """
     location = checkpoints.locate_model(str(config.compare_with))
     if location.config is None:

@@ -23,7 +23,7 @@ class RankedMentions(NamedTuple):
 
     rank: np.ndarray  # int, number of candidates above the right answer; -1 if there is none
     popular_is_right: np.ndarray  # bool, whether the most popular candidate is right
-    loss: np.ndarray  # float, NaN if the gold entity is no candidate
+    loss: np.ndarray  # float, NaN if the gold entity is not a candidate
 
 
 def compute_mean(values: np.ndarray) -> float:

@@ -24,7 +24,7 @@ from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.texts import Row, divide_sentence, find_overlaps
 from bsmeta.training.task import sort_into_tight_batches, split_into_lists
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TEXT_BATCH_SIZE = 200
 """Number of texts whose rows are sorted by length and scored together."""
@@ -104,7 +104,7 @@ class Predictor:
 
         if unknown:
             aliases = ", ".join(repr(alias) for alias, _ in unknown.most_common(_MAX_NAMED_ALIASES))
-            log.warning(
+            logger.warning(
                 "given mentions left out, because no entity has their alias: %d (%s)",
                 unknown.total(),
                 aliases,

@@ -66,7 +66,7 @@ from bsmeta.tasks.disambiguation.texts import (
 if TYPE_CHECKING:
     from datasets import Dataset, Features
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FORMAT = 2
 """Version of the store; increment it when the same lines and settings give other rows."""
@@ -316,7 +316,7 @@ def open_prep(
                 f"{describe_versions(changes)}), and has {lost}; take them out of {path}, or add "
                 f"the entities again; then {_REMEDY}"
             )
-    log.info("%s: %s", path, sentences)
+    logger.info("%s: %s", path, sentences)
     return sentences
 
 
@@ -440,9 +440,9 @@ def _scan_and_warn(path: Path) -> FileScan:
         scan = scan_lines(path, advance)
     if scan.unused:
         fields = ", ".join(f"{name} ({count:,} lines)" for name, count in scan.unused.items())
-        log.warning("%s: fields that are not used: %s", path, fields)
+        logger.warning("%s: fields that are not used: %s", path, fields)
     if scan.respelled:
-        log.warning(
+        logger.warning(
             "%s: aliases that are looked up in lower case, composed, with single spaces: %d",
             path,
             scan.respelled,
@@ -476,7 +476,7 @@ def _finish_rows(rows: Dataset, path: Path, scan: FileScan) -> Dataset:
     _refuse_repeated_sentences(path, rows.data.column("sentence").to_numpy(), lines)
     if lost.any():
         first_lines = ", ".join(map(str, lines[lost > 0][:_MAX_NAMED_LINES]))
-        log.warning(
+        logger.warning(
             "%s: mentions left out because a row cannot hold them, or they have no token: %d "
             "(first lines: %s)",
             path,

@@ -99,7 +99,7 @@ class Scored:
     """
 
     rank: np.ndarray  # number of candidates above the right answer; -1 if none is right
-    gold_position: np.ndarray  # of the gold entity, by popularity; -1 if it is no candidate
+    gold_position: np.ndarray  # of the gold entity, by popularity; -1 if it is not a candidate
     candidates: np.ndarray  # number of candidates
     counts: np.ndarray  # training count of the most frequent gold entity
     documents: np.ndarray
@@ -461,7 +461,7 @@ def _make_in_candidates_table(slices: Sequence[SliceResult]) -> Table:
     columns = [Column("slice")]
     columns += [Column(metric.label, metric.format) for metric in SLICE_METRICS.values()]
     title = "Mentions whose entity is a candidate"
-    return Table(title, "In percent of these mentions.", columns, rows)
+    return Table(title, "Percentages of these mentions.", columns, rows)
 
 
 def _make_accuracy_table(
@@ -483,7 +483,7 @@ def _make_accuracy_table(
         Column(top.label, top.format),
     ]
     note = (
-        "In percent of the mentions; in brackets: 95% intervals, bootstrap over documents. Gain: "
+        "Percentages of the mentions; in brackets: 95% bootstrap intervals over documents. Gain: "
         "the accuracy of the model minus that of the other system, on the same resamples. Top 5: "
         "the entity is among the five best candidates of the model."
     )

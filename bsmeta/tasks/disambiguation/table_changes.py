@@ -39,7 +39,7 @@ from bsmeta.tasks.disambiguation.string_table import (
     replace_list_values,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_SCORE = float(np.finfo(np.float32).max)
 """Maximum score of a candidate."""
@@ -207,7 +207,7 @@ class _NewAliases(_NewNames):
         spellings = len(self._respelled) + sum(self._is_caseless[number] for number in numbers)
         merged = spellings - len(numbers)
         example = next(iter(self._respelled))
-        log.warning(
+        logger.warning(
             "%s: %d aliases were normalized (lower case, Unicode composition, single spaces), such "
             "as %r to %r; merged with another alias: %d",
             path,
@@ -385,12 +385,12 @@ class TableChanges:
                 yield f"score is {scores.score}; expected a number from 0"
             entity = self._find_entity(scores.entity_id)
             if entity >= 0 and not self._has_candidate(entity):
-                yield f"{scores.entity_id!r} is no candidate of any alias; name them in mentions"
+                yield f"{scores.entity_id!r} is not a candidate of any alias; name them in mentions"
 
         yield from self._find_mention_problems(scores.mentions or [])
         for alias, _ in scores.mentions or []:
             if make_caseless(alias) and self._aliases.find(make_caseless(alias)) < 0:
-                yield f"mention {alias!r} is no alias of the table; update=… adds aliases"
+                yield f"mention {alias!r} is not an alias of the table; update=… adds aliases"
 
     @cached_property
     def _candidate_counts(self) -> np.ndarray:
@@ -457,7 +457,7 @@ class TableChanges:
         if outside:
             names = [*self._targets]
             unknown = [names[number] for number in np.flatnonzero(objects < 0).tolist()]
-            log.warning(
+            logger.warning(
                 "%s: relations to entities outside the table, left out: %d (to %s)",
                 path,
                 outside,
@@ -483,7 +483,7 @@ class TableChanges:
             self._relation_objects.put(owner, objects[positions][is_kept].tolist())
 
         if from_others.any():
-            log.warning(
+            logger.warning(
                 "%s: relations of other entities to the removed ones, removed with them: %d",
                 path,
                 int(from_others.sum()),

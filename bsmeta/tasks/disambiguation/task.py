@@ -49,10 +49,10 @@ from bsmeta.tasks.model_card import write_task_card
 from bsmeta.training.ranks.processes import FinishContext, Processes
 from bsmeta.training.task import Loss, Metric, Task
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOSS_INPUTS = ("targets", "tags", "tag_weights")
-"""Tensors of a micro-batch that are no inputs of the model."""
+"""Tensors of a micro-batch that are not inputs of the model."""
 
 
 class EntityDisambiguator(Task):
@@ -272,7 +272,7 @@ def check_data(data: RunData) -> None:
             line_slices |= {*sentences.facts["slices"]}
 
     for name in line_slices & {*report.BUILT_IN_SLICES}:
-        log.warning(
+        logger.warning(
             "the lines define the slice %s, too; theirs is %s", name, report.rename_line_slice(name)
         )
     _check_slices(config, sorted(line_slices))
@@ -300,7 +300,7 @@ def _check_slices(config: DisambiguationConfig, line_slices: list[str]) -> None:
 
 
 def _check_best_metric(config: DisambiguationConfig, line_slices: list[str]) -> None:
-    """Raises ConfigurationError if `keep_best_by` is no metric of the evaluations."""
+    """Raises ConfigurationError if `keep_best_by` is not a metric of the evaluations."""
     names = [*_list_metric_names(config, line_slices)]
     if config.keep_best_by is not None and config.keep_best_by not in names:
         raise ConfigurationError(

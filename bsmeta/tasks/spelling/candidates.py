@@ -106,7 +106,7 @@ class Form:
     """The candidates of a word.
 
     The first candidate is the word itself, and the second stands for none of the others, which
-    follow. A candidate may have two words; of a single word, first and last word are the same.
+    follow. A candidate has one or two words; for one word, the first and the last are the same.
     """
 
     texts: list[str]  # spelling of each candidate
@@ -132,7 +132,7 @@ class _Row(NamedTuple):
     """A candidate of a word."""
 
     text: str  # its spelling
-    first: str  # its first and last word, folded; of a single word, both are the same
+    first: str  # its first and last word, folded; the same if it has one word
     last: str
     origin: int  # `_KEEP`, `_NONE`, `_NEAR` or `_SPLIT`
     distance: int = 0  # edits from the word

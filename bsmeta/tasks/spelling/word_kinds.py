@@ -48,7 +48,7 @@ def find_word_kind(word: str) -> str:
 def has_digit_or_symbol(word: str) -> bool:
     """Returns whether a token has a digit, or a symbol such as the signs of `C++` and `R&D`.
 
-    A grave accent is no symbol, because it serves as a quotation mark.
+    A grave accent is not a symbol, because it serves as a quotation mark.
     """
     if word.isalpha():
         return False

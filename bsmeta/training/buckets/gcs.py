@@ -2,8 +2,8 @@
 
 Objects are listed, read, uploaded whole and deleted with the JSON API. Files larger than a part are
 uploaded with the multipart uploads of the XML API, which Google recommends for parallel parts: an
-unfinished upload is no object, while parts that are composed later are. Each object, and each part,
-is uploaded with the MD5 of its content, which the server verifies.
+unfinished upload is not an object, while parts that are composed later are. Each object, and each
+part, is uploaded with the MD5 of its content, which the server verifies.
 (https://cloud.google.com/storage/docs/json_api, …/docs/multipart-uploads, …/docs/retry-strategy)
 
 google-cloud-storage (3.17) is not used because it would add nine packages (protobuf and

@@ -280,7 +280,7 @@ class BucketStore(RunStore):
             self._bucket.download(name, temporary)
 
     def delete_later(self, step: int) -> None:
-        """See `RunStore`; they are damaged: the run would otherwise continue from one of them."""
+        """See `RunStore`. Later checkpoints are damaged; the next start would resume from them."""
         for folder in sorted(self._committed):
             match = CHECKPOINT_NAME.fullmatch(folder)
             if match is not None and int(match[1]) > step:

@@ -135,7 +135,7 @@ def test_duplicates_of_a_corpus_equal_those_of_brute_force(seed: int, folder: Pa
     similarities = measure_all(texts)
 
     # Estimates have a standard error of 0.035 at the threshold of 0.8.
-    assert not copies.keys() & copies.values()  # kept pages are no copies
+    assert not copies.keys() & copies.values()  # kept pages are not copies
     assert min(similarities[kept, page] for page, kept in copies.items()) > 0.68
     missed = [
         similarity

@@ -38,8 +38,8 @@ def test_a_run_folder_without_write_permission_is_refused(
     """The superuser may write everywhere, so the system's answer is replaced."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     below = f"below {tmp_path}, which is "
-    assert describe_folder(tmp_path) == ["a folder that you may not write"]
-    assert describe_folder(tmp_path / "run") == [below + "a folder that you may not write"]
+    assert describe_folder(tmp_path) == ["a folder that you may not write to"]
+    assert describe_folder(tmp_path / "run") == [below + "a folder that you may not write to"]
 
 
 def test_folders_without_a_whole_model_are_refused_with_the_fix(tmp_path: Path) -> None:

@@ -474,7 +474,7 @@ BROKEN: dict[str, Broken] = {
             "data_config.train_file": "*.jsonl.gz",
         },
     ),
-    "a data set that is no folder": Broken(
+    "a data set that is not a folder": Broken(
         {"data_config.dataset_name": "name a data set on the Hub (OWNER/NAME)"},
         hydra={"data_config.dataset_name": "./data/c4", "data_config.train_file": "*.jsonl.gz"},
     ),

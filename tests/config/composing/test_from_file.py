@@ -71,7 +71,7 @@ def test_a_path_may_name_variables(folder: Path, monkeypatch: pytest.MonkeyPatch
         ("${from_file:${oc.env:UNSET_NAME}.yaml}", "Environment variable 'UNSET_NAME' not found"),
         ("${from_file:${model_name}.yaml}", "may hold ${oc.env:NAME,default} only"),
         ("${from_file:name.txt", "is not closed"),
-        ("a ${from_file:nested.yaml}", "stands within a text, but the file holds dict"),
+        ("a ${from_file:nested.yaml}", "is part of a longer text, but its file contains a dict"),
         ("${from_file:number.yaml}", "holds neither keys and values nor a list"),
     ],
 )

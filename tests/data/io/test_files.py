@@ -225,7 +225,7 @@ def test_a_server_without_range_requests_is_refused(hub: Hub, tmp_path: Path) ->
     hub.faults = [whole]
     with open_file(hub_file(tmp_path)) as file:
         assert file.read(BLOCK) == CONTENT[:BLOCK]
-        with pytest.raises(DataError, match="does not give ranges of bytes"):
+        with pytest.raises(DataError, match="does not support range requests"):
             file.read(1)
 
 

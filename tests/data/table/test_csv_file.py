@@ -178,6 +178,13 @@ def test_a_file_without_a_header_is_empty(tmp_path: Path, content: bytes) -> Non
         detect_format(file, ["text"])
 
 
+def test_a_quote_is_not_declared_as_the_separator(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes(b'sep="\r\ntext,label\r\na,x\r\n')
+    with pytest.raises((ConfigurationError, DataError), match='sep="'):
+        detect_format(file, ["text"])
+
+
 def test_a_single_column_of_prose_is_not_split_at_commas(tmp_path: Path) -> None:
     content = b"text\nFirst, second, third\nNo comma here\nOne, two\n"
     assert read(tmp_path, content, ("text",))[1] == [

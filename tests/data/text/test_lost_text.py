@@ -19,7 +19,7 @@ from tests.data.text.shown_losses import NO_PARTS, make_tokenizer, shown_losses
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        # unknown words, capitals, accents, and white space that is no single space between words
+        # unknown words, capitals, accents, and white space that is not a single space between words
         ("word_piece", "the fox, don't it?", "." * 18),
         ("word_piece", "The Fox", "T...F.."),
         ("word_piece", "café naïve", "...é...ï.."),

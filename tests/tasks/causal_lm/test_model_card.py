@@ -227,7 +227,7 @@ def test_the_front_matter_has_the_given_values_and_the_data_set(
         ),
         (
             {"metadata_list": ["title"], "value_bucket_scale": {"title": 10}},
-            "Ada Lovelace wrote a program.",  # a title is no number: no example is possible
+            "Ada Lovelace wrote a program.",  # a title is not a number: no example is possible
         ),
         (
             {"metadata_list": ["length", "paragraph", "entity_paragraph", "basic_start_local"]},

@@ -196,7 +196,7 @@ def test_missing_and_other_files(tmp_path: Path) -> None:
 def test_a_list_that_is_cut(tmp_path: Path) -> None:
     file = write_sets(tmp_path)
     replace_text(file, '"[""left"",""right""]"', '"[""left""]x]"')
-    with pytest.raises(DataError, match="is no list of labels; expected JSON such as"):
+    with pytest.raises(DataError, match="is not a list of labels; expected JSON such as"):
         read_predictions(file, None)
 
 

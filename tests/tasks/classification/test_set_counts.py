@@ -72,7 +72,7 @@ def test_scores_are_those_of_scikit_learn(sets: tuple[np.ndarray, np.ndarray]) -
         macro = [function(truth[:, n], guess[:, n], zero_division=0.0) for n in used_labels]
         assert scores[f"macro_{name}"] == pytest.approx(np.mean(macro) if macro else 0.0)
         if truth.shape[1] == 1:
-            continue  # for scikit-learn, one column is no table of several labels
+            continue  # for scikit-learn, one column is not a table of several labels
 
         micro = function(truth, guess, average="micro", zero_division=0.0)
         assert scores[f"micro_{name}"] == pytest.approx(micro)

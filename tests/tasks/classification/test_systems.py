@@ -70,7 +70,7 @@ def table_of_words(folder: Path) -> Path:
 
 
 def table_of_marks(folder: Path) -> Path:
-    """The label is in a punctuation mark, which is no word."""
+    """The label is in a punctuation mark, which is not a word."""
     return write_csv(folder / "table.csv", texts_with(("!", "?")), ["text", "label"])
 
 

@@ -123,7 +123,7 @@ def test_the_option_is_replaced_by_keys_and_the_table_is_built(
             ["--config_script=wiki.json", "--config-name=disambiguation"],
             "--config_script and --config-name are given; expected one of them",
         ),
-        (["--config_script=broken.json"], "broken.json is no JSON: "),
+        (["--config_script=broken.json"], "broken.json is not valid JSON: "),
         (
             ["--config_script=nowhere.json"],
             "data_config.entity_dir=nowhere: there is no such folder; expected the entity files",

@@ -177,6 +177,16 @@ def test_another_unit_is_left_to_the_user() -> None:
         assert (rows[key].ours, rows[key].note) == ({}, f"counter_unit=sample: set {names}")
 
 
+def test_what_has_no_equal_here_is_named() -> None:
+    emmental = SECOND_CONFIG["emmental"] | {"evaluation_freq": 2, "writer": "csv"}
+    rows = {row.key: row for row in convert_keys({**SECOND_CONFIG, "emmental": emmental})}
+    evaluation = rows["emmental.evaluation_freq"]
+    assert (evaluation.ours, evaluation.note) == ({"evals_per_epoch": 1}, "every 2 epochs there")
+    writer = rows["emmental.writer"]
+    assert writer.ours == {"trackers": []}
+    assert writer.note == "csv is not offered; metrics.jsonl is always written"
+
+
 def test_no_embeddings_name_no_files() -> None:
     data = {**FIRST_CONFIG["data_config"], "ent_embeddings": None}
     (row,) = [

@@ -34,7 +34,7 @@ def test_a_table_has_what_the_profiles_say(tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no folder of entities"):
+    with pytest.raises(DataError, match="is not a folder of entities"):
         EntityTable.open(tmp_path)
     build(tmp_path, [LINCOLN, TODD])
     file = tmp_path / "table/titles.bin"

@@ -133,8 +133,8 @@ def test_files_that_give_nothing_are_refused(
             "line 1: the scores of alias 'a' are out of order; expected the highest first",
             "line 2: alias 'b' has a candidate twice",
             "line 3: alias 'é' has 3 candidates; max_candidates is 2",
-            "line 3: alias 'é' has a score that is no number from 0",
-            "line 3: alias 'é' leads to 'Q7', which is no entity",
+            "line 3: alias 'é' has a score that is not a number from 0",
+            "line 3: alias 'é' leads to 'Q7', which is not an entity",
         ]),
         ("qid2types", {"Q91": [7], "Q5": []}, [
             "line 2: 'Q91' has the type 7, which is not in type_vocab.json",

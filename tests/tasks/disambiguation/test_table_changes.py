@@ -165,7 +165,7 @@ def test_problems_of_an_edit_leave_the_table_as_it_was(tmp_path: Path) -> None:
     assert str(error.value).splitlines()[1:] == [
         "  line 1: expected mentions ([[alias, score], …]) or score (of all its aliases)",
         "  line 2: expected mentions ([[alias, score], …]) or score (of all its aliases)",
-        "  line 3: mention 'lnk' is no alias of the table; update=… adds aliases",
+        "  line 3: mention 'lnk' is not an alias of the table; update=… adds aliases",
     ]
     assert EntityTable.open(tmp_path / "table").fingerprint == before.fingerprint
 

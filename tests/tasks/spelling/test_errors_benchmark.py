@@ -40,7 +40,7 @@ def make_errors() -> Any:
         make_scores(cat=(0.2, 0.2, 0.2)),
         make_scores(an=(0.7, 0.7, 0.7)),  # right, but changed
         make_scores(their=(0.4, 0.4, 0.6), there=(0.3, 0.3, 0.3)),  # below the threshold
-        make_scores(cat=(0.6, 0.6, 0.6)),  # changed, but its right word is no candidate
+        make_scores(cat=(0.6, 0.6, 0.6)),  # changed, but its right word is not a candidate
     ]
     second = [
         make_scores(re=(0.7, 0.7, 0.7), of=(0.2, 0.2, 0.2)),  # a short word

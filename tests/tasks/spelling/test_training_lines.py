@@ -46,7 +46,7 @@ def test_a_line_is_a_part_of_a_text_or_several_sentences_of_texts() -> None:
     assert count_training_lines({"first": [[PARAGRAPH]]}, PARAGRAPH.split(". ")) == {"first": 0}
     sentences = [f"{SENTENCE} ", PARAGRAPH.removeprefix(SENTENCE)]
     assert count_training_lines({"first": [[PARAGRAPH]]}, sentences) == {"first": 1}
-    # A heading without a full stop is no sentence of its own.
+    # A heading without a full stop is not a sentence of its own.
     assert count_training_lines({"first": [[SENTENCE]]}, [f"News {SENTENCE}"]) == {"first": 1}
 
 

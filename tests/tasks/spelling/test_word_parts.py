@@ -33,7 +33,7 @@ PREDICT = REPOSITORY / "bsmeta" / "predict.py"
 WORDS = "yes then empire empires or burnt badly word words don't it's well known Berlin café"
 COUNTED = [
     f"{WORDS} naïve straße the cat сон мир कमल",
-    # What the counted texts have is no candidate if it is more than a word.
+    # What the counted texts have is not a candidate if it is more than a word.
     'yes—then yes"then word(s burnt)badly em"pire the/cat',
 ] * 2
 MISSPELLINGS = {"don't": ("dont", "do'nt", "don;t"), 'em"pire': ("empyre",), "a lot": ("alot",)}
@@ -120,7 +120,7 @@ def test_the_same_characters_are_no_candidate() -> None:
 
 
 def punctuation(text: str) -> str:
-    """The characters of a text that are no part of a word, without white space."""
+    """The characters of a text that are not part of a word, without white space."""
     framed = f" {text} "
     kept = []
     for at in range(1, len(framed) - 1):

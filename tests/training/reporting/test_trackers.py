@@ -1,6 +1,6 @@
 """Trackers: one run stays one run over a resume.
 
-wandb and trackio are no requirements: their tests are skipped where they are not installed.
+wandb and trackio are not requirements: their tests are skipped where they are not installed.
 """
 
 from __future__ import annotations

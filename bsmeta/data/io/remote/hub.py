@@ -52,7 +52,7 @@ from bsmeta.data.io.remote.store import (
 )
 from bsmeta.data.io.remote.verifier import Verifier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -310,7 +310,7 @@ def resolve_commit(repo: str, revision: str, retries: int, endpoint: str) -> str
     url = f"{endpoint}/api/datasets/{repo}/revision/{quote(revision, safe='')}"
     subject = f"hf://datasets/{repo}@{revision}"
     (resolved,) = Hub().get_json_pages(url, subject, retries, Revision)
-    log.info("%s is commit %s", subject, resolved.sha)
+    logger.info("%s is commit %s", subject, resolved.sha)
     return resolved.sha
 
 

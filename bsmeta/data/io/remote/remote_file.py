@@ -31,7 +31,7 @@ from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.remote.store import CancelledError
 from bsmeta.data.io.remote.stores import find_file_store, read_range
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 4 << 20  # of a file, fetched per request
 NUM_LOCK_FILES = 256  # of a cache, shared by its blocks
@@ -197,7 +197,7 @@ class BlockCache:
             lock.acquire(cancel_check=lambda: _report_and_check(cancelled))
         except (OSError, Timeout) as error:
             if not cancelled.is_set():
-                log.warning("blocks of remote files are not kept: %s", error)
+                logger.warning("blocks of remote files are not kept: %s", error)
             return download()
 
         try:
@@ -251,7 +251,7 @@ def _read_block(path: Path, size: int) -> bytes | None:
     block = data[:-CHECKSUM_BYTES]
     checksum = data[-CHECKSUM_BYTES:]
     if len(block) != size or xxhash.xxh3_64_digest(block) != checksum:
-        log.warning("%s is damaged and is downloaded again", path)
+        logger.warning("%s is damaged and is downloaded again", path)
         return None
     return block
 

@@ -34,7 +34,7 @@ from bsmeta.core.secrets import format_url, redact
 from bsmeta.data.io.file_ref import FileRef, RemoteSettings, format_root
 from bsmeta.data.io.remote.verifier import Verifier
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 1.0  # at most, before the first retry; doubled before each further one
 MAX_DELAY_S = 60.0
@@ -331,7 +331,7 @@ class Retries:
         if error.requested_wait_s is not None:
             requested_delay = min(error.requested_wait_s, MAX_REQUESTED_WAIT_S)
             delay = requested_delay + random.uniform(0, FIRST_DELAY_S)
-        log.warning("%s: %s; retrying in %.1f s", subject, error, delay)
+        logger.warning("%s: %s; retrying in %.1f s", subject, error, delay)
 
         while delay > 0:
             report_progress()  # so that the watchdog does not take the wait for a hang
@@ -436,7 +436,10 @@ def check_range(store: Store, response: httpx2.Response, ref: FileRef, start: in
             content = f"HTTP {response.status_code} with {length or 'an unknown number of'} bytes"
             raise TransientError(f"{content} ({content_type}) instead of a part of the file")
         if start > 0:
-            raise DataError(f"{ref}: the server does not give ranges of bytes, which are needed")
+            raise DataError(
+                f"{ref}: the server does not support range requests, which are needed to read from "
+                "the middle of a file; copy the file, and name the copy"
+            )
         return  # the whole file, of which the caller uses the beginning
 
     content_range = response.headers.get("Content-Range", "")

@@ -227,7 +227,7 @@ def draw_differences(model: ModelReport) -> Figure:
 
 
 class _Point(NamedTuple):
-    """The metrics of a comparison, and its group in `VARIANTS`; None: it is no variant."""
+    """The metrics of a comparison, and its group in `VARIANTS`; None: it is not a variant."""
 
     metrics: PairedMetrics
     variant: str | None

@@ -54,7 +54,7 @@ class Labels:
         except BadDocument as error:
             reason = f": {error}"
         if label is None:
-            raise ConfigurationError(f"candidates: {text} is no {self.key}{reason}")
+            raise ConfigurationError(f"candidates: {text} is not a valid {self.key}{reason}")
         return label
 
     def make_record(self, label: str) -> Record:
@@ -91,7 +91,7 @@ class Candidates:
 
         counts = self.counts + 1.0  # so that no candidate is impossible
         if document is not None and self.truths[document] >= 0:
-            counts[self.truths[document]] -= 1  # a document is no evidence about itself
+            counts[self.truths[document]] -= 1  # a document is not evidence about itself
         return np.log(counts / counts.sum())
 
 

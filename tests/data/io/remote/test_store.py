@@ -1,4 +1,4 @@
-"""Answers of the Hub that are no answers: named, retried while that may help, never believed."""
+"""Answers of the Hub that are not answers: named, retried while that may help, never believed."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_document_is_one_object(tmp_path: Path) -> None:
 def test_the_metadata_mask_covers_the_prefix_if_tags_count_as_text(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, max_seq_len=256)
     assert decode_masked(line, "metadata_mask") == PREFIX
-    # What joins it to the prefix is no target.
+    # What joins it to the prefix is not a target.
     assert decode_masked(line, "loss_mask") == BODY + "<eos>"
 
 
