@@ -20,6 +20,14 @@ Run = TypeVar("Run", bound=RunConfig)
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
 """The name of a checkpoint's folder, with its step."""
 
+EPOCH_KEYS = {
+    "num_train_epochs": "max_train_steps",
+    "evals_per_epoch": "eval_steps",
+    "logs_per_epoch": "logging_steps",
+    "saves_per_epoch": "save_steps",
+}
+"""For each key in epochs, the key in steps whose place it takes if it is set."""
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -182,7 +182,7 @@ def test_skip_gives_up_at_the_limit(tmp_path: Path) -> None:
     path = shard_with(tmp_path, *BAD.values())
     limit = len(BAD)
     assert batches(one_stream(path, bad_documents="skip", max_bad_documents=limit), 1)
-    with pytest.raises(DataError, match=rf"skipped {limit} bad .*max_bad_documents={limit - 1}$"):
+    with pytest.raises(DataError, match=rf"skipped {limit} bad .*max_bad_documents={limit - 1};"):
         batches(one_stream(path, bad_documents="skip", max_bad_documents=limit - 1), 1)
 
 

@@ -12,6 +12,7 @@ from bsmeta.config.launch import Launch
 from bsmeta.config.metric_table import list_best_metrics
 from bsmeta.config.run_location import RUN_ADDRESS, is_run_address, lacks_bucket_library
 from bsmeta.config.schema import ADAMW, DEEPSPEED_OPTIMIZERS, OPTIMIZERS, RunConfig
+from bsmeta.config.steps import EPOCH_KEYS
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.errors import (
     HYDRA,
@@ -100,13 +101,7 @@ def _find_export_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Probl
 
 def _find_epoch_problems(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
     """Yields a problem for each epoch key that is set although the task has no epochs."""
-    keys_in_steps = {
-        "num_train_epochs": "max_train_steps",
-        "evals_per_epoch": "eval_steps",
-        "logs_per_epoch": "logging_steps",
-        "saves_per_epoch": "save_steps",
-    }
-    for key, key_in_steps in keys_in_steps.items():
+    for key, key_in_steps in EPOCH_KEYS.items():
         if getattr(config, key) is not None and not entry.has_epochs:
             expected = f"null: task={config.task} has no epochs"
             yield describe_refusal(config, key, expected, f"{key}=null, and {key_in_steps}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from bsmeta.config.composing.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.learning_rate import RatePlan
 from bsmeta.config.schema import TRACKERS, WSD, ModelCardConfig, RunConfig
-from bsmeta.config.steps import read_branch_step
+from bsmeta.config.steps import EPOCH_KEYS, read_branch_step
 from bsmeta.core.errors import HYDRA, Problem, format_value
 from bsmeta.core.keys import find_bound_problems
 
@@ -31,10 +31,7 @@ def find_value_problems(
     """Yields problems with single values and with combinations of values."""
     yield from find_bound_problems(config)
 
-    if config.warmup_share is not None and "num_warmup_steps" in composition.overridden:
-        expected = f"no such override: warmup_share={config.warmup_share:g} takes its place"
-        fix = f"warmup_share=null num_warmup_steps={config.num_warmup_steps}, or only warmup_share"
-        yield describe_refusal(config, "num_warmup_steps", expected, fix)
+    yield from _find_unused_overrides(config, composition)
 
     if config.corruption_check_steps and not config.deterministic:
         expected = "true, because corruption_check_steps compares two computations bit for bit"
@@ -56,6 +53,16 @@ def find_value_problems(
     yield from _find_model_card_problems(config.model_card)
     yield from _find_tracker_problems(config.trackers)
     yield from _find_decay_problems(config)
+
+
+def _find_unused_overrides(config: RunConfig, composition: Composition) -> Iterator[Problem]:
+    """Yields a problem for each override in steps of which a share or epochs take the place."""
+    for replacement, key in {"warmup_share": "num_warmup_steps", **EPOCH_KEYS}.items():
+        value = getattr(config, replacement)
+        if value is not None and key in composition.overridden:
+            expected = f"no such override: {replacement}={value:g} takes its place"
+            fix = f"{replacement}=null {key}={getattr(config, key)}, or only {replacement}"
+            yield describe_refusal(config, key, expected, fix)
 
 
 def _find_decay_problems(config: RunConfig) -> Iterator[Problem]:

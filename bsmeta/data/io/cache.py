@@ -23,7 +23,7 @@ from bsmeta.data.io.file_ref import FileRef
 logger = logging.getLogger(__name__)
 
 _NUM_HEAD_BYTES = 1 << 16  # first bytes of a file, which help to identify its content
-_VERSION = 2  # increased when results are computed or stored differently
+_VERSION = 3  # increased when results are computed or stored differently
 _MAX_NAME_BYTES = 128  # of a file's name in the names of its entries
 
 Arrays = dict[str, np.ndarray]

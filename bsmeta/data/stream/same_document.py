@@ -1,6 +1,6 @@
 """Defines which documents are the same: an equal text, or an equal URL after `normalize_url`.
 
-Texts and URLs are compared as 64-bit fingerprints (xxh3). `held_out` keeps held-out documents out
+White space does not distinguish texts, because tools change line ends and strip texts. Texts and URLs are compared as 64-bit fingerprints (xxh3). `held_out` keeps held-out documents out
 of training with them, and `shard_fingerprints` finds documents in training shards with them, so
 that training and evaluations agree.
 """
@@ -48,8 +48,9 @@ class Fingerprint(NamedTuple):
 
 def iterate_fingerprints(document: Document) -> Iterator[Fingerprint]:
     """Yields the fingerprints of a document: of its whole text, then of each URL; none if blank."""
-    if document.whole_text:
-        yield Fingerprint(TEXT, xxhash.xxh3_64_intdigest(document.whole_text.encode()))
+    words = " ".join(document.whole_text.split())
+    if words:
+        yield Fingerprint(TEXT, xxhash.xxh3_64_intdigest(words.encode()))
 
     for url in document.collect_addresses(ADDRESS_KEY):
         normalized = normalize_url(url)

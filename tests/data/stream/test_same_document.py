@@ -6,6 +6,8 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 from bsmeta.data.stream.same_document import (
     NumberedDocument,
     UnreadableLine,
@@ -23,6 +25,14 @@ def test_a_document_has_a_fingerprint_of_its_text_and_of_its_normalized_url() ->
         assert list(iterate_fingerprints(Document("a text", address, {}))) == [text, url]
     assert list(iterate_fingerprints(Document("a text", None, {}))) == [text]
     assert list(iterate_fingerprints(Document("", "https://", {}))) == []
+
+
+@pytest.mark.parametrize(
+    "copy", ["one line\r\nand another", "\none line\nand another", "one  line and\u00a0another\n"]
+)
+def test_white_space_does_not_distinguish_texts(copy: str) -> None:
+    original = Document("one line\nand another", None, {})
+    assert [*iterate_fingerprints(Document(copy, None, {}))] == [*iterate_fingerprints(original)]
 
 
 def test_documents_of_a_damaged_shard_are_read_up_to_the_damage(tmp_path: Path) -> None:

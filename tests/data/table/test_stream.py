@@ -242,5 +242,5 @@ def test_a_row_longer_than_its_share_of_the_budget_is_refused() -> None:
 def test_an_empty_table_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="0 rows"):
         FixedSizeSteps(0, 3, seed=0)
-    with pytest.raises(ConfigurationError, match="the table is empty"):
+    with pytest.raises(ConfigurationError, match="the table has no rows to train on"):
         TokenBudgetSteps(np.array([], np.int64), budget=20, span=5, shares=2, seed=0)

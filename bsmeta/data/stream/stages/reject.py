@@ -54,7 +54,7 @@ class Rejecter:
             raise ConfigurationError(
                 f"{self._path}, {describe_position(self._path, number)}: a metadata type refuses "
                 f'the document with the reason "{error.reason}" ({error.detail}), for which there '
-                f'is not a count; add reasons = ("{error.reason}",) to the class of the type'
+                f'is no count; add reasons = ("{error.reason}",) to the class of the type'
             )
 
         if self._is_strict:

@@ -51,5 +51,5 @@ def test_values_that_cannot_be_candidates_are_refused(sites: DataConfig) -> None
     documents = HeldOutDocuments(sites, max_documents=1, deduplicate=True, training_overlap=None)
     with pytest.raises(ConfigurationError, match="expected at least two values of url"):
         find_candidates(Labels("url", sites.metadata_config), [], documents)
-    with pytest.raises(ConfigurationError, match="soon is not a timestamp"):
+    with pytest.raises(ConfigurationError, match="soon is not a valid timestamp"):
         Labels("timestamp", MetadataConfig(metadata_list=["timestamp"])).label_candidate("soon")
