@@ -26,6 +26,9 @@ GZIP_WBITS = 31  # zlib's `wbits` for a gzip header, a deflate stream and a chec
 RAW_DEFLATE_WBITS = -15  # zlib's `wbits` for a bare deflate stream
 GZIP_TRAILER_BYTES = 8  # after the deflate stream of a gzip member: checksum and size
 TRUNCATED_MESSAGE = "the file ends in the middle of its data"
+TRAILING_MESSAGE = (
+    "other data follows the end of its gzip data; gzip -dc FILE | gzip > COPY leaves it out"
+)
 EMPTY_MESSAGE = (
     "the file is empty, without even a compression header: it was not written completely"
 )
@@ -134,16 +137,24 @@ def _inflate_members(file: BinaryIO, data: bytes) -> Iterator[bytes]:
     """Yields the content of the remaining members of a gzip file.
 
     Args:
-        data: The compressed bytes that were already read, from the start of a member on.
+        data: The compressed bytes that were already read, from the end of a member on.
     """
-    data = data or file.read(COMPRESSED_BLOCK_BYTES)
-    while data:
+    while data := _skip_padding(file, data):
+        if not GZIP_MAGIC.startswith(data[:2]):
+            raise DamagedFileError(TRAILING_MESSAGE)
         data = yield from _inflate_member(file, data, isal_zlib.decompressobj(wbits=GZIP_WBITS))
 
-        # After a member comes another member, or zero padding to a full tape block.
-        data = data.lstrip(b"\0")
-        while not data and (block := file.read(COMPRESSED_BLOCK_BYTES)):
-            data = block.lstrip(b"\0")
+
+def _skip_padding(file: BinaryIO, data: bytes) -> bytes:
+    """Skips the zeros that pad a gzip member to a full tape block; returns b"" at the end.
+
+    Args:
+        data: The compressed bytes that were already read.
+    """
+    data = data.lstrip(b"\0")
+    while len(data) < len(GZIP_MAGIC) and (block := file.read(COMPRESSED_BLOCK_BYTES)):
+        data = (data + block).lstrip(b"\0")
+    return data
 
 
 def _inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:

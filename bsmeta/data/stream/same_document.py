@@ -1,8 +1,9 @@
 """Defines which documents are the same: an equal text, or an equal URL after `normalize_url`.
 
-White space does not distinguish texts, because tools change line ends and strip texts. Texts and URLs are compared as 64-bit fingerprints (xxh3). `held_out` keeps held-out documents out
-of training with them, and `shard_fingerprints` finds documents in training shards with them, so
-that training and evaluations agree.
+White space does not distinguish texts, because tools change line ends and strip texts. Texts and
+URLs are compared as 64-bit fingerprints (xxh3). `held_out` keeps held-out documents out of training
+with them, and `shard_fingerprints` finds documents in training shards with them, so that training
+and evaluations agree.
 """
 
 from __future__ import annotations

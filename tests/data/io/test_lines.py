@@ -112,6 +112,14 @@ def test_zeros_after_the_last_member_are_ignored(tmp_path: Path) -> None:
     assert reader.damage == ""
 
 
+def test_other_data_after_the_last_member_is_not_called_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "shard.jsonl.gz"
+    path.write_bytes(gzip.compress(b"a\nb\n") + b"junk")
+    reader = LineReader(str(path))
+    assert reader.read(0, 9) == [b"a", b"b"]
+    assert reader.damage.startswith("other data follows the end of its gzip data")
+
+
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_an_empty_compressed_file_is_damaged(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"shard.jsonl.{suffix}"
