@@ -22,6 +22,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import (
     ConfigurationError,
     DataError,
+    find_similar,
     suggest_nearest,
 )
 from bsmeta.data.stream.stages.render import check_length
@@ -206,7 +207,12 @@ class DocumentReader:
         return {"key": key, "type": "global", "value": item}
 
     def _refuse_ignored_values(self, document: Mapping[str, Any], decoded: Document) -> None:
-        """Refuses a value under the bare name of a type, which the decoder would ignore."""
+        """Refuses values that the decoder would ignore: under a misspelled or a bare name."""
+        has_metadata = any(str(key).startswith(METADATA) for key in document)
+        for key in document:
+            if not has_metadata and find_similar(key, [METADATA]):
+                raise DataError(f"{key}: not a key of a document (did you mean {METADATA}?)")
+
         for key in self._types:
             is_value = isinstance(document.get(key), (str, int, float))
             if is_value and f"metadata_{key}" not in document and not decoded.has(key):

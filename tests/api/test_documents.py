@@ -99,6 +99,7 @@ def test_the_configuration_decides_the_types_and_their_form() -> None:
         ("A", {"html": "b"}, "metadata.html='b': expected a list of records with value, char_st"),
         ("A", {"html": [{"value": "b", "char_start_idx": 0, "char_end_idx": 9}]}, "beyond_text"),
         ({"text": "A", "url": "a.org", "id": 1}, None, r'url=\'a.org\' is not read .*\{"url": …\}'),
+        ({"text": "A", "metdata": {"title": "B"}}, None, r"metdata: not a key .*did you mean meta"),
         ({"text": "A", "when": {1, 2}, "o": object()}, None, "expected strings, numbers and lists"),
         ({"text": "A\ud800"}, None, "expected strings"),
     ],
