@@ -232,7 +232,7 @@ def summarize(measured: StudyMeasurements) -> str:
         f"gains from having been trained with the host after {short} and {middle} steps, and not "
         f"after {longest:,}. From byte {FIRST_BYTE} on, it needs {-early.value:.3f} bits per byte "
         f"less than text alone after {short} steps ({share:.1%}) and {-between.value:.3f} less "
-        f"after {middle}; after {longest:,}, a gain of more than {-late.low:.3f} is excluded. That "
+        f"after {middle}; after {longest:,}, a gain of more than {-late.low:.4f} is excluded. That "
         f"the gain shrinks from {short} to {longest:,} steps was declared, and is supported. The "
         f"prefixes are {overhead - 1:.1%} more tokens; per token read, the host's effective-data "
         f"factor after {short} steps is {factor.scale(1 / overhead)}, so text alone may be as good "
@@ -314,11 +314,12 @@ def sum_training_hours(measured: StudyMeasurements, seed: int) -> float:
 
 
 def describe_machines(measured: StudyMeasurements) -> str:
-    """Names the number of machines that trained the seeds, and their processors."""
+    """Names the number of machines that trained the seeds, by host name, and their processors."""
     starts = [start for seed in measured.seeds for start in list_starts(measured, seed)]
     count = len({start["machine"] for start in starts})
     processors = " and ".join(sorted({start["processor"] for start in starts}))
-    return f"{'one machine' if count == 1 else f'{count} machines'} ({processors})"
+    machines = "machines of one host name" if count == 1 else f"{count} machines"
+    return f"{machines} ({processors})"
 
 
 def list_differences(
@@ -643,7 +644,7 @@ def describe_factors(measured: StudyMeasurements) -> Iterator[str]:
 
 def describe_conditions(study: StudyConfig, results: Results) -> Iterator[str]:
     """Yields the claims with hosts as the unit, and the tests of machine and order."""
-    yield "## Hosts, machines and order"
+    yield "## Sites and order"
     differences = "; ".join(
         f"({number}) {format_with_interval(claim.effect)}"
         for number, claim in enumerate(results.by_host, start=1)
@@ -660,7 +661,7 @@ def describe_conditions(study: StudyConfig, results: Results) -> Iterator[str]:
     significant = [test for test in tests if test.p_value is not None and test.p_value <= 0.05]
     assert {test.factor for test in tests} == {"order"}, "seeds of several machines"
     yield (
-        "All runs are of one machine, so only the order can be tested: the "
+        "All runs have the same host name, so only the order can be tested: the "
         f"{len(results.claims)} claims and the differences of the other {len(study.arms) - 1} arms "
         f"from text alone of {LENGTHS[-1]:,} steps are compared between the seeds that were "
         "started first and last (permutation test). By chance, "
