@@ -27,7 +27,8 @@ RAW_DEFLATE_WBITS = -15  # zlib's `wbits` for a bare deflate stream
 GZIP_TRAILER_BYTES = 8  # after the deflate stream of a gzip member: checksum and size
 TRUNCATED_MESSAGE = "the file ends in the middle of its data"
 TRAILING_MESSAGE = (
-    "other data follows the end of its gzip data; gzip -dc FILE | gzip > COPY leaves it out"
+    "the data cannot be decompressed: no gzip data follows the end of a member; the file is "
+    "damaged, or other data was appended (gzip -dc FILE | gzip > COPY leaves it out)"
 )
 EMPTY_MESSAGE = (
     "the file is empty, without even a compression header: it was not written completely"

@@ -117,7 +117,7 @@ def test_other_data_after_the_last_member_is_not_called_truncated(tmp_path: Path
     path.write_bytes(gzip.compress(b"a\nb\n") + b"junk")
     reader = LineReader(str(path))
     assert reader.read(0, 9) == [b"a", b"b"]
-    assert reader.damage.startswith("other data follows the end of its gzip data")
+    assert "other data was appended" in reader.damage
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
