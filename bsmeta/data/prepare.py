@@ -12,6 +12,9 @@ in this process).
 The folder contains a manifest and, for each logical stream, an Arrow file that runs map into memory
 (`make_stream_schema`). The file stores the output of `LogicalStream`: each sequence with the
 position after it. So a run may switch between prepared and live data at any sequence.
+
+The manifest has a hash of each record batch of a file. A run checks a batch when it first reads a
+row of it: a run that hashed whole files before its first step would read terabytes at each resume.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import logging
 import os
 import shutil
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -30,6 +34,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import xxhash
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -58,22 +63,27 @@ from bsmeta.data.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MANIFEST = "manifest.json"
 TARGET_BIT = 0x80
 """The bit of `marks` that is set for tokens that are targets; the other bits are the token type."""
 
-WRITE_BATCH_SIZE = 256  # sequences
+WRITE_BATCH_SIZE = 256  # sequences of a record batch
 
 
 class StreamEntry(msgspec.Struct):
-    """A stream in the manifest: the counts, the size and the xxh3 of its file."""
+    """A stream in the manifest: the counts, the size and the xxh3 of its file.
+
+    Attributes:
+        batches: The hash of each record batch of the file; see `hash_batch`.
+    """
 
     sequences: int
     tokens: int
     documents: int
     bytes: int
     xxh3: str
+    batches: list[str]
 
 
 class Manifest(msgspec.Struct):
@@ -224,6 +234,16 @@ class PreparedStream:
         self._rows = _map_rows(self._path, schema)
         self._check_shards()
 
+        self._batches = self._rows.to_batches()
+        self._batch_ends = list(itertools.accumulate(batch.num_rows for batch in self._batches))
+        self._batch_hashes = manifest.streams[stream].batches
+        self._is_checked = [False] * len(self._batches)
+        if len(self._batches) != len(self._batch_hashes):
+            raise _make_damage_error(
+                self._path,
+                f"it has {len(self._batches)} record batches, expected {len(self._batch_hashes)}",
+            )
+
     def _check_shards(self) -> None:
         """Checks that the indices of all shards are in the manifest's list of shards.
 
@@ -240,17 +260,24 @@ class PreparedStream:
         return int(self._rows.num_rows)
 
     def read_position_after(self, index: int) -> Position:
-        """Returns the position after the sequence `index`; the start of the stream for -1."""
+        """Returns the position after the sequence `index`; the start of the stream for -1.
+
+        Raises:
+            DataError: If the record batch of the sequence has changed since it was prepared.
+        """
         if index < 0:
             return Position()
+        self._check_batch(index)
         return Position(*self._rows["position"][index].as_py())
 
     def read_sequence(self, index: int) -> PackedSequence:
         """Reads a sequence as `LogicalStream` yielded it.
 
         Raises:
-            DataError: If a token is not in the vocabulary.
+            DataError: If the record batch of the sequence has changed since it was prepared, or a
+                token is not in the vocabulary.
         """
+        self._check_batch(index)
         columns = zip(self._rows.column_names, self._rows.columns, strict=True)
         row = {name: column[index].values.to_numpy() for name, column in columns}
         if len(row["tokens"]) and row["tokens"].max() >= self._vocabulary_size:
@@ -269,12 +296,48 @@ class PreparedStream:
             position_after=self.read_position_after(index),
         )
 
+    def _check_batch(self, index: int) -> None:
+        """Checks the record batch of the sequence `index`, unless this object has checked it.
+
+        Raises:
+            DataError: If its hash differs from the hash in the manifest.
+        """
+        number = bisect_right(self._batch_ends, index)
+        if self._is_checked[number]:
+            return
+
+        batch = self._batches[number]
+        if hash_batch(batch) != self._batch_hashes[number]:
+            end = self._batch_ends[number]
+            raise _make_damage_error(
+                self._path,
+                f"the hash of its sequences {end - batch.num_rows} to {end - 1} has changed since "
+                "it was prepared",
+            )
+        self._is_checked[number] = True
+
+
+def hash_batch(batch: pa.RecordBatch) -> str:
+    """Returns the xxh3 (64 bits) of a record batch as it lies in its file, in hexadecimal.
+
+    Args:
+        batch: Read from a file: the buffers of a batch in memory may be longer.
+    """
+    # The number of rows is in no buffer.
+    content_hash = xxhash.xxh3_64(str(batch.num_rows).encode())
+    for column in batch.columns:
+        for buffer in column.buffers():
+            if buffer is not None:
+                content_hash.update(buffer)
+    return content_hash.hexdigest()
+
 
 def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
     """Maps the rows of a stream into memory.
 
     The folder may come from someone else, and Arrow does not check the bounds of list offsets when
-    it follows them, so all offsets are checked (8 bytes for each list), but not the tokens.
+    it follows them, so all offsets are checked (8 bytes for each list), but not the tokens, which
+    `PreparedStream` checks when it reads them.
 
     Raises:
         DataError: If the file has different columns, or cannot be read.
@@ -293,7 +356,10 @@ def _map_rows(path: Path, schema: pa.Schema) -> pa.Table:
 
 def _make_damage_error(path: Path, reason: str) -> DataError:
     """Returns the error for a damaged file of prepared data."""
-    return DataError(f"data_config.prepared: {path} is damaged ({reason}); prepare it again")
+    return DataError(
+        f"data_config.prepared: {path} is damaged ({reason}); delete the folder and "
+        "prepare it again"
+    )
 
 
 def _name_stream_file(stream: int) -> str:
@@ -411,7 +477,7 @@ class StreamWriter(Dataset):
     def _write(self, stream: int) -> StreamEntry:
         """Writes a stream's file; returns its entry in the manifest."""
         path = self._folder / _name_stream_file(stream)
-        entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="")
+        entry = StreamEntry(sequences=0, tokens=0, documents=0, bytes=0, xxh3="", batches=[])
         sequences = self._live_streams.iterate_sequences(stream, Position(), self._epochs)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self._schema) as writer:
             while batch := list(itertools.islice(sequences, WRITE_BATCH_SIZE)):
@@ -423,6 +489,7 @@ class StreamWriter(Dataset):
 
         entry.bytes = path.stat().st_size
         entry.xxh3 = hash_file(path)
+        entry.batches = [hash_batch(batch) for batch in _map_rows(path, self._schema).to_batches()]
         return entry
 
     def _to_row(self, sequence: PackedSequence) -> dict[str, np.ndarray]:

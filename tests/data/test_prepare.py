@@ -20,7 +20,13 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import Phase
 from bsmeta.config.programs.copying import PrepareConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.prepare import Manifest, prepare_streams, read_manifest, summarize_folder
+from bsmeta.data.prepare import (
+    Manifest,
+    hash_batch,
+    prepare_streams,
+    read_manifest,
+    summarize_folder,
+)
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
 
 SIZES = [30, 41, 17, 26, 33, 9]
@@ -200,12 +206,15 @@ def test_a_folder_without_prepared_data_is_refused(
             run(small_config(folder, prepared=str(tmp_path)), 1)
     manifest = msgspec.structs.replace(load_manifest(config), format=0)
     (tmp_path / "manifest.json").write_text(json.dumps(msgspec.to_builtins(manifest)))
-    with pytest.raises(ConfigurationError, match="has format 0; .* format 7: delete the folder"):
+    with pytest.raises(ConfigurationError, match="has format 0; .* format 8: delete the folder"):
         run(small_config(folder, prepared=str(tmp_path)), 1)
 
 
 def rewrite(config: DataConfig, folder: Path, change: Callable[[pa.Table], pa.Table]) -> DataConfig:
-    """Copies prepared data and changes the rows of all streams; returns the configuration."""
+    """Copies prepared data and changes the rows of all streams; returns the configuration.
+
+    The manifest fits the changed files, as in a folder that someone has forged.
+    """
     shutil.copytree(Path(config.prepared or ""), folder)
     manifest = read_manifest(folder)
     for number, stream in enumerate(manifest.streams):
@@ -214,6 +223,8 @@ def rewrite(config: DataConfig, folder: Path, change: Callable[[pa.Table], pa.Ta
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
             writer.write_table(rows)
         stream.bytes = path.stat().st_size
+        batches = pa.ipc.open_file(path.read_bytes()).read_all().to_batches()
+        stream.batches = [hash_batch(batch) for batch in batches]
     (folder / "manifest.json").write_text(json.dumps(msgspec.to_builtins(manifest)))
     return dataclasses.replace(config, prepared=str(folder))
 
@@ -262,6 +273,84 @@ def test_offsets_outside_the_file_are_refused(config: DataConfig, tmp_path: Path
         assert content.count(offsets.tobytes()) == 2  # of the tokens, and of their marks
         path.write_bytes(content.replace(offsets.tobytes(), forged.tobytes()))
     with pytest.raises(DataError, match=r"stream-0000\d.arrow is damaged \(.*offset"):
+        run(other, 1)
+
+
+@pytest.fixture(scope="module")
+def small_batches(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """Data whose files have a record batch for every four sequences."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bsmeta.data.prepare.WRITE_BATCH_SIZE", 4)
+        out = tmp_path_factory.mktemp("small") / "data"
+        return prepare_data(small_config(folder), out, epochs=2)[0]
+
+
+def edit_value(config: DataConfig, folder: Path, name: str, sequence: int) -> DataConfig:
+    """Copies prepared data; changes the lowest bit of the first value of a list of stream 3."""
+    shutil.copytree(Path(config.prepared or ""), folder)
+    path = folder / "stream-00003.arrow"
+    content = bytearray(path.read_bytes())
+    values = pa.ipc.open_file(path.read_bytes()).read_all()[name][sequence].values
+    data = values.to_numpy().tobytes()
+    assert content.count(data) == 1
+    content[content.index(data)] ^= 1
+    path.write_bytes(content)
+    return dataclasses.replace(config, prepared=str(folder))
+
+
+@pytest.mark.parametrize("name", ["tokens", "position"])
+def test_an_edited_first_sequence_is_refused(
+    small_batches: DataConfig, tmp_path: Path, name: str
+) -> None:
+    edited = edit_value(small_batches, tmp_path / "copy", name, 0)
+    with pytest.raises(DataError) as error:
+        run(edited, 1)
+    assert str(error.value) == (
+        f"data_config.prepared: {tmp_path}/copy/stream-00003.arrow is damaged (the hash of its "
+        "sequences 0 to 3 has changed since it was prepared); delete the folder and prepare it "
+        "again"
+    )
+
+
+@pytest.mark.parametrize("name", ["tokens", "position"])
+def test_an_edited_sequence_is_refused_when_its_batch_is_read(
+    small_batches: DataConfig, live: Run, tmp_path: Path, name: str
+) -> None:
+    edited = edit_value(small_batches, tmp_path / "copy", name, 10)
+    before = run(edited, 8)
+    assert same(before, Run(live.steps[:8], live.documents[:8], {}))
+    message = r"stream-00003.arrow is damaged \(the hash of its sequences 8 to 11 has changed"
+    with pytest.raises(DataError, match=message):
+        run(edited, 9)
+
+
+@pytest.mark.parametrize("stop", [8, 9, 11, 12])
+def test_an_edited_sequence_is_refused_after_a_resume(
+    small_batches: DataConfig, tmp_path: Path, stop: int
+) -> None:
+    """After 12 steps, the position of the stream is compared with that of the edited batch."""
+    state = run(small_batches, stop).state
+    edited = edit_value(small_batches, tmp_path / "copy", "tokens", 11)
+    with pytest.raises(DataError, match=r"stream-00003.arrow is damaged \(the hash of its sequenc"):
+        run(edited, 1, state=state)
+
+
+def test_a_resume_does_not_read_the_batches_before_it(
+    small_batches: DataConfig, live: Run, tmp_path: Path
+) -> None:
+    state = run(small_batches, 13).state
+    edited = edit_value(small_batches, tmp_path / "copy", "tokens", 11)
+    rest = run(edited, STEPS - 13, state=state)
+    assert same(rest, Run(live.steps[13:], live.documents[13:], {}))
+
+
+def test_a_manifest_with_fewer_batches_is_refused(config: DataConfig, tmp_path: Path) -> None:
+    other = rewrite(config, tmp_path / "copy", lambda rows: rows)
+    manifest = read_manifest(tmp_path / "copy")
+    for stream in manifest.streams:
+        stream.batches.pop()
+    (tmp_path / "copy/manifest.json").write_text(json.dumps(msgspec.to_builtins(manifest)))
+    with pytest.raises(DataError, match=r"arrow is damaged \(it has 1 record batches, expected 0"):
         run(other, 1)
 
 
