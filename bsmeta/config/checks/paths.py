@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from bsmeta.config.checks.model_shape import find_shape_problems
 from bsmeta.config.run_location import is_in_bucket, locate_run_folder
 from bsmeta.config.schema import PretrainedConfig, RunConfig
 from bsmeta.config.steps import explain_export, lacks_model
@@ -38,7 +39,10 @@ def uses_model_name(config: PretrainedConfig) -> bool:
 
 
 def find_model_problems(config: PretrainedConfig) -> Iterator[Problem]:
-    """Yields problems with missing local files; names on the Hub (OWNER/NAME) are not checked."""
+    """Yields problems with local files that are missing, or with the shape of new weights.
+
+    Names on the Hub (OWNER/NAME) are not checked.
+    """
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
         is_used = key != "model_name" or uses_model_name(config)
@@ -61,6 +65,7 @@ def find_model_problems(config: PretrainedConfig) -> Iterator[Problem]:
         yield describe_missing_file(
             key, name, f"{expected}, or a name on the Hub", f"correct {key}"
         )
+    yield from find_shape_problems(config)
 
 
 def _find_other_folder_problems(key: str, name: str, *, has_weights: bool) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
+from bsmeta.config.checks.model_shape import read_local_shape
 from bsmeta.config.checks.paths import describe_missing_file, find_model_problems, uses_model_name
 from bsmeta.config.composing.composition import EMPTY_COMPOSITION, Composition
 from bsmeta.config.data import (
@@ -33,7 +34,6 @@ from bsmeta.config.startup_table import describe_evaluations
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row
 from bsmeta.core.errors import HYDRA, Problem, format_value, look_up
-from bsmeta.core.parsing import parse_json
 from bsmeta.core.rank import runs_shared_checks
 from bsmeta.core.rounding import round_up_to_multiple
 from bsmeta.data.stream.columns import (
@@ -338,17 +338,10 @@ def _find_local_positions_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """Yields a problem if sequences are too long for a model whose config is on this disk."""
     key = "model_config_file" if config.model_config_file is not None else "model_name"
     name = getattr(config, key)
-    file = os.path.join(name, "config.json") if os.path.isdir(name) else name
-    if not os.path.isfile(file):  # on the Hub, or refused when it is loaded
-        return
-    try:
-        model_config = parse_json(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # refused when it is loaded
-        return
-    if isinstance(model_config, dict):
-        yield from find_positions_problems(
-            config, read_max_positions(model_config), f"{key}={name}"
-        )
+    shape = read_local_shape(name)
+    if shape is not None:
+        positions = read_max_positions(shape[1])
+        yield from find_positions_problems(config, positions, f"{key}={name}")
 
 
 def find_positions_problems(
