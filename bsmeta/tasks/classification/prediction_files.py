@@ -34,6 +34,7 @@ PROBABILITY_PREFIX = "probabilities."
 _MAX_LISTED_ROWS = 5  # in a message
 _READ_BYTES = 1 << 20
 _SUM_TOLERANCE = 1e-3  # probabilities have six decimals, and up to a hundred of them are summed
+_ROUNDING_TOLERANCE = 1.5e-6  # of two probabilities of six decimals that are almost equal
 _SCORE_TOLERANCE = 1e-9
 
 
@@ -179,6 +180,8 @@ def read_predictions(path: Path, stats: Stats | None, label_column: str = "label
     )
     if stats is not None:
         _check_stats(predictions, stats)
+    if not has_several:
+        _refuse_improbable_predictions(lines, predictions)
     return predictions
 
 
@@ -336,6 +339,31 @@ def _parse_probability(line: _Line, column: str) -> float:
             f"{line.position}: {cell!r} in column {column!r}; expected a probability from 0 to 1"
         )
     return value
+
+
+def _refuse_improbable_predictions(lines: Sequence[_Line], predictions: Predictions) -> None:
+    """Refuses a prediction of one label that is less probable than another label.
+
+    The columns of its probabilities are then those of other labels, or of another model, and a
+    calibration of them would mean nothing.
+    """
+    probabilities = predictions.probabilities
+    labels = predictions.labels
+    if probabilities is None or probabilities.shape[1] < len(labels):
+        return
+
+    texts = np.arange(len(lines))
+    predicted = probabilities[texts, predictions.predicted]
+    improbable = np.flatnonzero(probabilities.max(1) - predicted > _ROUNDING_TOLERANCE)
+    if len(improbable):
+        text = improbable[0]
+        best = probabilities[text].argmax()
+        raise DataError(
+            f"{lines[text].position}: the prediction is {labels[predictions.predicted[text]]!r} "
+            f"with a probability of {predicted[text]:g}, but {labels[best]!r} has "
+            f"{probabilities[text, best]:g} (such rows: {len(improbable):,}); expected the most "
+            f"probable label, in columns {PROBABILITY_PREFIX}LABEL of the same model"
+        )
 
 
 def _check_stats(predictions: Predictions, stats: Stats) -> None:

@@ -120,6 +120,35 @@ def test_several_labels_a_text(tmp_path: Path) -> None:
     assert SetCounts.of(run.truth, run.predicted).texts == 2
 
 
+def swap_probabilities(file: Path) -> None:
+    """Exchanges the names of two columns of probabilities."""
+    text = file.read_text().replace("probabilities.left", "swapped")
+    text = text.replace("probabilities.neutral", "probabilities.left")
+    file.write_text(text.replace("swapped", "probabilities.neutral"))
+
+
+def test_swapped_columns_of_probabilities_are_refused(tmp_path: Path) -> None:
+    file = write_run(tmp_path)
+    swap_probabilities(file)
+    with pytest.raises(DataError) as error:
+        read_run(file)
+    assert str(error.value) == (
+        f"{file}: line 2: the prediction is 'left' with a probability of 0.1, but 'neutral' has "
+        "0.8 (such rows: 2); expected the most probable label, in columns probabilities.LABEL of "
+        "the same model"
+    )
+
+
+@pytest.mark.parametrize(
+    "probabilities", ["0.500000,0.500000", "0.500000,0.500001", "0.51,0.49", "1,0"]
+)
+def test_ties_and_rounded_probabilities_are_accepted(probabilities: str, tmp_path: Path) -> None:
+    file = tmp_path / NAME
+    header = "row,label,prediction,probabilities.a,probabilities.b"
+    file.write_text(f"{header}\n1,b,a,{probabilities}\n")
+    assert read_predictions(file, None).predicted.tolist() == [0]
+
+
 def cut_within_a_line(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
