@@ -6,9 +6,10 @@ mentions in words (`spans`), the second in characters (`char_spans`); both becom
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -21,6 +22,8 @@ from bsmeta.core.parsing import JSONDecoder
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.text.caseless import make_caseless
 from bsmeta.metadata.records import WholeLine
+
+logger = logging.getLogger(__name__)
 
 Form = TypeVar("Form")
 Advance = Callable[[int], None]
@@ -75,8 +78,64 @@ class Problems:
             raise DataError(f"{self.path}: {problems}; correct the file\n  {messages}")
 
 
+class UnusedFields:
+    """Counts the fields of lines that their type lacks; those that misspell a field are problems.
+
+    Args:
+        form: The type of the lines.
+        problems: Receives the misspelled fields, each with its first line.
+        known_unused: Fields that are never misspellings.
+
+    Attributes:
+        counts: Number of lines by unused field.
+    """
+
+    def __init__(
+        self,
+        form: type[msgspec.Struct],
+        problems: Problems,
+        known_unused: Collection[str] = frozenset(),
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._fields = form.__struct_fields__
+        self._problems = problems
+        self._known_unused = known_unused
+        self._decoder = JSONDecoder(dict[str, msgspec.Raw])
+
+    def count_line(self, number: int, line: WholeLine) -> None:
+        """Counts the unused fields of a line; other JSON than objects has none."""
+        with suppress(msgspec.MsgspecError):
+            self.count(number, self._decoder.decode(line))
+
+    def count(self, number: int, names: Iterable[str]) -> None:
+        """Counts the unused ones of the fields of a line.
+
+        Raises:
+            DataError: If there are now `MAX_PROBLEMS` problems.
+        """
+        for name in names:
+            if name in self._fields:
+                continue
+            self.counts[name] += 1
+            if self.counts[name] == 1 and name not in self._known_unused:
+                similar = suggest_nearest(name, self._fields)
+                if similar:
+                    self._problems.add(number, f"there is no field {name!r}{similar}")
+
+
+def warn_of_unused_fields(path: Path, counts: Mapping[str, int]) -> None:
+    """Logs the fields of a file that are not used, with their numbers of lines."""
+    if counts:
+        fields = ", ".join(f"{name} ({count:,} lines)" for name, count in counts.items())
+        logger.warning("%s: fields that are not used: %s", path, fields)
+
+
 def read_json_lines(
-    path: Path, form: type[Form], problems: Problems, advance: Advance = lambda _: None
+    path: Path,
+    form: type[Form],
+    problems: Problems,
+    advance: Advance = lambda _: None,
+    unused: UnusedFields | None = None,
 ) -> Iterator[tuple[int, Form]]:
     """Yields the number (from 1) and the content of each line of a `.jsonl(.gz|.zst)` file.
 
@@ -85,11 +144,12 @@ def read_json_lines(
     Args:
         form: The type of the content. Lines of other types are skipped, and added to `problems`.
         problems: The caller may add further problems, and must close it at the end.
+        unused: Counts the fields of each line that `form` lacks; None: they are ignored.
 
     Raises:
         DataError: If the file cannot be read to its end, or has `MAX_PROBLEMS` problems.
     """
-    return _decode_lines(_read_all_lines(path, advance), form, problems)
+    return _decode_lines(_read_all_lines(path, advance), form, problems, unused)
 
 
 def _read_all_lines(path: Path, advance: Advance) -> Iterator[tuple[int, WholeLine]]:
@@ -112,10 +172,15 @@ def _read_numbered(reader: LineReader, first: int, count: int) -> Iterator[tuple
 
 
 def _decode_lines(
-    lines: Iterable[tuple[int, WholeLine]], form: type[Form], problems: Problems
+    lines: Iterable[tuple[int, WholeLine]],
+    form: type[Form],
+    problems: Problems,
+    unused: UnusedFields | None = None,
 ) -> Iterator[tuple[int, Form]]:
     decoder = JSONDecoder(form)
     for number, line in lines:
+        if unused is not None:
+            unused.count_line(number, line)
         try:
             decoded = decoder.decode(line)
         except msgspec.MsgspecError as error:
@@ -178,30 +243,23 @@ def scan_lines(path: Path, advance: Advance = lambda _: None) -> FileScan:
     """
     decoder = JSONDecoder(dict[str, msgspec.Raw])
     alias_decoder = JSONDecoder(list[str])
-    fields_in_use = _RawLine.__struct_fields__
 
-    unused: Counter[str] = Counter()
-    first_lines: dict[str, int] = {}
+    problems = Problems(path)
+    unused = UnusedFields(_RawLine, problems, _KNOWN_UNUSED)
     slices: set[str] = set()
     number = 0
     respelled = 0
     for number, line in _read_all_lines(path, advance):
         with suppress(msgspec.MsgspecError):
             fields = decoder.decode(line)
-            for name in fields.keys() - {*fields_in_use}:
-                unused[name] += 1
-                first_lines.setdefault(name, number)
+            unused.count(number, fields)
             slices |= decoder.decode(fields.get("slices", b"{}")).keys()
             aliases = alias_decoder.decode(fields.get("aliases", b"[]"))
             respelled += sum(alias != make_caseless(alias) for alias in aliases)
 
-    problems = Problems(path)
-    for name in unused.keys() - _KNOWN_UNUSED:
-        similar = suggest_nearest(name, fields_in_use)
-        if similar:
-            problems.add(first_lines[name], f"there is no field {name!r}{similar}")
     problems.close()
-    return FileScan(number, sorted(slices), dict(unused.most_common()), respelled)
+    counts = dict(unused.counts.most_common())
+    return FileScan(number, sorted(slices), counts, respelled)
 
 
 def read_lines(path: Path, problems: Problems, advance: Advance = lambda _: None) -> Iterator[Line]:

@@ -52,6 +52,7 @@ from bsmeta.tasks.disambiguation.lines import (
     find_word_spans,
     read_part,
     scan_lines,
+    warn_of_unused_fields,
 )
 from bsmeta.tasks.disambiguation.tagging import LineTagger
 from bsmeta.tasks.disambiguation.texts import (
@@ -438,9 +439,7 @@ def _scan_and_warn(path: Path) -> FileScan:
     """Scans a file; warns about unused fields, and about aliases that are not caseless."""
     with show_file_bar(path, f"reading {path.name}") as advance:
         scan = scan_lines(path, advance)
-    if scan.unused:
-        fields = ", ".join(f"{name} ({count:,} lines)" for name, count in scan.unused.items())
-        logger.warning("%s: fields that are not used: %s", path, fields)
+    warn_of_unused_fields(path, scan.unused)
     if scan.respelled:
         logger.warning(
             "%s: aliases that are looked up in lower case, composed, with single spaces: %d",

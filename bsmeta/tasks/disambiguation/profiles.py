@@ -11,7 +11,7 @@ candidates of both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +30,12 @@ from bsmeta.tasks.disambiguation.entities import (
     TableFacts,
     TableVersion,
 )
-from bsmeta.tasks.disambiguation.lines import Problems, read_json_lines
+from bsmeta.tasks.disambiguation.lines import (
+    Problems,
+    UnusedFields,
+    read_json_lines,
+    warn_of_unused_fields,
+)
 from bsmeta.tasks.disambiguation.table_changes import (
     EntityName,
     NewScores,
@@ -59,9 +64,8 @@ def build_entities(
         DataError: Lists the problems of the file.
     """
     problems = Problems(profiles)
-    with show_file_bar(profiles, f"reading {profiles.name}") as advance:
-        lines = read_json_lines(profiles, Profile, problems, advance)
-        return write_table(lines, problems, folder, max_candidates=max_candidates)
+    lines = _read_lines(profiles, Profile, problems)
+    return write_table(lines, problems, folder, max_candidates=max_candidates)
 
 
 def write_table(
@@ -159,10 +163,21 @@ def _edit_table(
         # Values that an interrupted edit left after the ends of arrays are overwritten.
         before = ArrayFolder(folder, ENTITY_LAYOUT, TableFacts)
         changes = TableChanges(before)
-        with show_file_bar(path, f"reading {path.name}") as advance:
-            for number, line in read_json_lines(path, form, problems, advance):
-                collect(changes, number, line, problems)
+        for number, line in _read_lines(path, form, problems):
+            collect(changes, number, line, problems)
         changes.close(problems)
         version = changes.write(folder, before.facts.max_candidates, action)
         table = EntityTable.open(folder)
     return EditedTable(table, version, np.array(changes.entities))
+
+
+def _read_lines(path: Path, form: type[Line], problems: Problems) -> Iterator[tuple[int, Line]]:
+    """Yields the lines of a file with their numbers; shows a progress bar.
+
+    Unused fields of profiles are logged; misspelled ones are problems.
+    """
+    unused = UnusedFields(form, problems) if form is Profile else None
+    with show_file_bar(path, f"reading {path.name}") as advance:
+        yield from read_json_lines(path, form, problems, advance, unused)
+    if unused is not None:
+        warn_of_unused_fields(path, unused.counts)

@@ -81,6 +81,36 @@ def test_candidates_beyond_the_limit_are_left_out(tmp_path: Path) -> None:
     assert candidates_of(table, "one") == [("Q3", 3.0), ("Q7", 3.0), ("Q2", 2.0)]
 
 
+def test_a_misspelled_field_of_a_profile_is_refused(tmp_path: Path) -> None:
+    misspelled = {**CITY, "descripton": "capital of Nebraska"}
+    message = (
+        r"profiles.jsonl: 1 problem; correct the file\n"
+        r"  line 2: there is no field 'descripton' \(did you mean description\?\)$"
+    )
+    with pytest.raises(DataError, match=message):
+        build(tmp_path, [LINCOLN, misspelled, {**TODD, "descripton": ""}])
+    assert not (tmp_path / "table").exists()
+
+    build(tmp_path, [LINCOLN])
+    message = r"line 1: there is no field 'descripton' \(did you mean description\?\)"
+    with pytest.raises(DataError, match=message):
+        add_entities(write(tmp_path / "new.jsonl", [misspelled]), tmp_path / "table")
+
+    without_title = {"entity_id": "Q1", "mentions": [], "titel": "x"}
+    with pytest.raises(DataError, match=r"no field 'titel' \(did you mean title\?\)"):
+        add_entities(write(tmp_path / "new.jsonl", [without_title]), tmp_path / "table")
+
+
+def test_other_fields_of_profiles_are_reported_and_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = build(tmp_path, [{**LINCOLN, "url": "x", "born": 1809}, {**TODD, "url": "y"}])
+    assert len(table) == 3
+    assert caplog.messages == [
+        f"{tmp_path}/profiles.jsonl: fields that are not used: url (2 lines), born (1 lines)"
+    ]
+
+
 def test_problems_are_listed_together_with_their_lines(tmp_path: Path) -> None:
     bad = [
         LINCOLN,
