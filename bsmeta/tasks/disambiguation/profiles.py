@@ -19,9 +19,10 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import build_atomically, hold_write_lock
 from bsmeta.core.progress import show_file_bar
+from bsmeta.data.io.file_start import describe_start
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder
 from bsmeta.tasks.disambiguation.entities import (
     ENTITY_LAYOUT,
@@ -175,9 +176,19 @@ def _read_lines(path: Path, form: type[Line], problems: Problems) -> Iterator[tu
     """Yields the lines of a file with their numbers; shows a progress bar.
 
     Unused fields of profiles are logged; misspelled ones are problems.
+
+    Raises:
+        DataError: If the file cannot be read, or is one of profiles without any.
     """
     unused = UnusedFields(form, problems) if form is Profile else None
+    number = 0
     with show_file_bar(path, f"reading {path.name}") as advance:
-        yield from read_json_lines(path, form, problems, advance, unused)
-    if unused is not None:
-        warn_of_unused_fields(path, unused.counts)
+        for number, line in read_json_lines(path, form, problems, advance, unused):
+            yield number, line
+
+    if unused is None:
+        return
+    warn_of_unused_fields(path, unused.counts)
+    if number == 0:
+        problems.close()
+        raise DataError(f"{path} {describe_start(str(path))}; expected a profile on each line")

@@ -9,7 +9,7 @@ import pytest
 
 from bsmeta.config.programs.entity_table import EntitiesConfig
 from bsmeta.config.saved_runs import format_yaml
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.entities import main
 from bsmeta.tasks.classification.config import ClassificationConfig
 from tests.tasks.disambiguation.helpers import CITY, LINCOLN, TODD, write
@@ -30,6 +30,25 @@ def test_builds_adds_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture
     )
     main(EntitiesConfig(table=table))
     assert capsys.readouterr().out == added.replace("1 added: ", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [("", "is empty (0 bytes)"), ("\n\n", "has only blank lines")]
+)
+def test_a_file_without_profiles_is_refused(content: str, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "profiles.jsonl"
+    file.write_text(content)
+    table = tmp_path / "entities"
+    with pytest.raises(DataError) as error:
+        main(EntitiesConfig(table=str(table), profiles=str(file)))
+    assert str(error.value) == (
+        f"{file} {reason}; write or download it again; expected a profile on each line"
+    )
+    assert not table.exists()
+
+    main(EntitiesConfig(table=str(table), profiles=str(write(tmp_path / "one.jsonl", [CITY]))))
+    with pytest.raises(DataError, match=r"profiles.jsonl (is empty|has only blank lines)"):
+        main(EntitiesConfig(table=str(table), add=str(file)))
 
 
 @pytest.mark.parametrize(
