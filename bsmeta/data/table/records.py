@@ -54,6 +54,7 @@ PARQUET_BATCH_ROWS = 256
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _NUMBER_PATTERN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_MAX_NUMBER_CHARS = 40  # in a message
 _MAX_PREFIX_CHARS = 1000  # of the path of an object whose keys become columns
 
 
@@ -120,11 +121,25 @@ def read_record_rows(
 def describe_missing_texts(record: Record, required: Sequence[str]) -> str | None:
     """Names the required columns in which a record has no text; None if it has all texts."""
     missing = []
+    reasons = []
     for name in required:
         value = record.get(name)
-        if not isinstance(value, str) or not value.strip():
+        number = describe_number(value)
+        if number is not None:
+            reasons.append(f"{name!r} is {number}, not a text")
+        elif not isinstance(value, str) or not value.strip():
             missing.append(repr(name))
-    return f"no text in {' and '.join(missing)}" if missing else None
+    if missing:
+        reasons.insert(0, f"no text in {' and '.join(missing)}")
+    return "; ".join(reasons) or None
+
+
+def describe_number(value: Any) -> str | None:
+    """Returns `the number 1` or `the boolean true` for such a JSON value; None for any other."""
+    if not isinstance(value, (bool, int, float)):
+        return None
+    json_type = "boolean" if isinstance(value, bool) else "number"
+    return f"the {json_type} {json.dumps(value)[:_MAX_NUMBER_CHARS]}"
 
 
 def _describe_record_problem(

@@ -8,12 +8,13 @@ form is an error and never converted.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from bsmeta.core.errors import ConfigurationError, DataError, raise_problems
 from bsmeta.data.table.csv_file import Row
-from bsmeta.data.table.records import is_record_file
+from bsmeta.data.table.records import describe_number, is_record_file
 from bsmeta.tasks.classification.config import (
     ONE,
     SEVERAL,
@@ -94,6 +95,13 @@ class LabelCells:
             BadLabelsError: If the labels are invalid.
             ConfigurationError: If the row has several labels and the table one, or the reverse.
         """
+        number = describe_number(value)
+        if number is not None:
+            text = json.dumps(value)
+            raise BadLabelsError(
+                f"the label in column {self._column!r} is {number}; write it as the text "
+                f'"{text[:_MAX_SHOWN_CHARS]}"'
+            )
         if not isinstance(value, (str, list)):
             expected = "a text" if self.has_several is False else "a text or a list of texts"
             raise BadLabelsError(f"no label in column {self._column!r}; expected {expected}")

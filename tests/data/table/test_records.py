@@ -81,7 +81,7 @@ def test_a_long_json_line_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.Mon
             r"row 2 \(line 2\): not a JSON object: Expected `object`",
         ),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"row 2 \(line 2\): not a JSON object"),
-        ("a.jsonl", b'{"text": "a"}\n\n{"text": 3}\n', r"row 2 \(line 3\): no text in 'text'"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": 3}\n', r"row 2 \(line 3\): 'text' is the number 3"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', r"row 2 \(line 2\): no text in 'text'"),
         ("a.csv", b"id,text\n1,a\n2, \n", r"row 2 \(line 3\): no text in 'text'"),
         ("a.csv", b'text\na\n""\n', r"row 2 \(line 3\): no text in 'text'"),

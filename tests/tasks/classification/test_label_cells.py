@@ -81,7 +81,8 @@ def test_the_other_form_is_refused(
     ("value", "message"),
     [
         (None, "no label in column 'label'; expected a text or a list of texts"),
-        (3, "no label in column 'label'; expected a text or a list of texts"),
+        (3, "the label in column 'label' is the number 3; write it as the text \"3\""),
+        (True, "the label in column 'label' is the boolean true; write it as the text \"true\""),
         (["a", 3], "a list with a value of type int in column 'label'; expected texts"),
         (["a", " "], "a list with an empty text in column 'label'"),
         (["a", "b" * 201], "a label of more than 200 characters"),
