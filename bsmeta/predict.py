@@ -31,6 +31,7 @@ from bsmeta.core.process import run_stoppable
 from bsmeta.core.progress import show_progress_bar
 from bsmeta.core.secrets import redact_values
 from bsmeta.core.terminal import write_data
+from bsmeta.data.io.file_start import explain_not_utf8
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import Record, flatten_record, read_records
 from bsmeta.ready.models import find_ready_model
@@ -308,13 +309,16 @@ def choose_output_form(config: PredictConfig, forms: Sequence[str]) -> str:
 def read_text(source: str) -> tuple[str, str]:
     """Reads a text from a file, or standard input for -; returns it with its name."""
     try:
-        if source == "-":
-            return sys.stdin.buffer.read().decode(), "stdin"
-        return Path(source).read_bytes().decode(), source
-    except (OSError, UnicodeDecodeError) as error:
+        content = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except OSError as error:
         raise DataError(
             f"input={source} cannot be read: {error}; expected text in UTF-8"
         ) from error
+
+    try:
+        return content.decode(), "stdin" if source == "-" else source
+    except UnicodeDecodeError as error:
+        raise DataError(f"input={source} {explain_not_utf8(content, error)}") from error
 
 
 def _refuse_same_names(

@@ -91,6 +91,24 @@ class FileStart(NamedTuple):
         return f"{self.description}; {self.remedy}"
 
 
+_IN_UTF16 = FileStart("is encoded in UTF-16", "convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
+
+
+def explain_not_utf8(content: bytes, error: UnicodeDecodeError) -> FileStart:
+    """Describes a text that is not in UTF-8: as UTF-16, or by its first line in another encoding.
+
+    Args:
+        error: The error in decoding the whole content.
+    """
+    if content.startswith(_UTF16_BYTE_ORDER_MARKS):
+        return _IN_UTF16
+    line = content.count(b"\n", 0, error.start) + 1
+    return FileStart(
+        f"is not in UTF-8 in line {line:,}",
+        "convert it from its encoding, such as CP1252 (iconv -f CP1252 -t UTF-8)",
+    )
+
+
 def has_document(path: str | FileRef) -> bool:
     """Returns whether one of the first lines of a shard is a JSON object, or a Parquet row.
 
@@ -253,7 +271,7 @@ def _describe_content(path: str | FileRef, content: bytes, damage: str) -> FileS
         return FileStart(f"has {extent}", "write or download it again", is_recognized=False)
 
     if text.startswith(_UTF16_BYTE_ORDER_MARKS):
-        return FileStart("is encoded in UTF-16", "convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
+        return _IN_UTF16
     if is_markup(text):
         return FileStart(f"is an HTML or XML page ({_quote_start(text)})", "download it again")
 

@@ -17,7 +17,8 @@ import torch
 from bsmeta import predict
 from bsmeta.config.programs.predicting import PredictConfig
 from bsmeta.config.saved_runs import format_yaml
-from bsmeta.core.errors import UserError
+from bsmeta.core.errors import DataError, UserError
+from bsmeta.predict import read_text
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.task import TextClassifier
@@ -241,3 +242,21 @@ def test_the_table_is_read_ahead_and_shown(launch: Launch, tmp_path: Path, encod
     assert "was built with other settings or from another file" in done.stderr
     assert not (tmp_path / "run").exists()
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "reason"),
+    [
+        ("utf-16", "is encoded in UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"),
+        ("latin-1", "is not in UTF-8 in line 2; convert it from its encoding, such as CP1252 "
+         "(iconv -f CP1252 -t UTF-8)"),
+    ],
+)  # fmt: skip
+def test_a_text_in_another_encoding_is_refused_with_the_remedy(
+    encoding: str, reason: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("one\ncafé\n", encoding=encoding)
+    with pytest.raises(DataError) as error:
+        read_text(str(file))
+    assert str(error.value) == f"input={file} {reason}"
