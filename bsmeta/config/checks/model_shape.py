@@ -128,7 +128,7 @@ def _find_misspelled_field(
 ) -> str | None:
     """Returns the key of a class that another key misspells; None if it is any other.
 
-    A key beside the one that it resembles is no misspelling, nor is the id of another token.
+    A key beside the one that it resembles is not a misspelling, nor is the id of another token.
     """
     is_short = len(key) < _MIN_KEY_CHARS
     if is_short or hasattr(config_class, key) or key in fields or key.endswith(_TOKEN_ID):
