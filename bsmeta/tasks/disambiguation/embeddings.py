@@ -21,6 +21,7 @@ import xxhash
 from torch import nn
 from torch.nn import functional
 
+from bsmeta.core.errors import DataError
 from bsmeta.core.files import hold_write_lock, replace_atomically
 from bsmeta.core.progress import report_each, report_progress, show_progress_bar
 from bsmeta.core.rank import read_rank
@@ -102,6 +103,9 @@ class EntityVectors:
         """Returns the vectors of entities, [entities, size]; computes missing ones first.
 
         If several processes need the same vectors, one computes them while the others wait.
+
+        Raises:
+            DataError: If a vector has values that are not finite.
         """
         unchecked = np.unique(entities[~self._is_current[entities]])
         if len(unchecked):
@@ -113,7 +117,24 @@ class EntityVectors:
                     self._compute_missing(unchecked, hashes)
             self._is_current[unchecked] = True
 
-        return np.asarray(self._vectors[entities])
+        vectors = np.asarray(self._vectors[entities])
+        self._check_values(entities, vectors)
+        return vectors
+
+    def _check_values(self, entities: np.ndarray, vectors: np.ndarray) -> None:
+        """Refuses vectors with NaN or infinity, which would silently remove predictions.
+
+        Raises:
+            DataError: If there are any.
+        """
+        is_finite = np.isfinite(vectors).all(axis=1)
+        if not is_finite.all():
+            path = Path(str(self._vectors.filename))
+            raise DataError(
+                f"{path}: the vector of entity {entities[~is_finite][0]} has values that are not "
+                "finite: the file is damaged, or the model computes such values; delete the "
+                f"folder {path.parent}, and the vectors are computed again"
+            )
 
     def _compute_missing(self, entities: np.ndarray, hashes: np.ndarray) -> None:
         """Computes and writes vectors whose text hash on disk differs; requires the lock."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.disambiguation import embeddings
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.data import RunData
@@ -40,6 +41,26 @@ def test_only_new_and_changed_entities_are_computed_again(tmp_path: Path) -> Non
     found = opened(tmp_path, grown, computed).get(np.arange(4))
     assert found.tolist() == [[0, 0], [7, 1], [2, 2], [7, 3]]
     assert computed == [0, 1, 2, 1, 3]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_damaged_vectors_are_refused(tmp_path: Path, value: float) -> None:
+    texts, computed = ["", "a", "bb"], []
+    opened(tmp_path, texts, computed).get(np.arange(3))
+    path = tmp_path / "vectors/vectors.f32"
+    stored = np.memmap(path, "<f4", mode="r+", shape=(3, 2))
+    stored[2, 1] = value
+    stored.flush()
+
+    damaged = opened(tmp_path, texts, computed)
+    assert damaged.get(np.array([0, 1])).tolist() == [[0, 0], [1, 1]]
+    with pytest.raises(DataError) as error:
+        damaged.get(np.array([1, 2]))
+    assert str(error.value) == (
+        f"{path}: the vector of entity 2 has values that are not finite: the file is damaged, or "
+        f"the model computes such values; delete the folder {path.parent}, and the vectors are "
+        "computed again"
+    )
 
 
 def test_vectors_and_neighbors_report_their_progress(
