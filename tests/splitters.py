@@ -66,7 +66,7 @@ from bsmeta.core.secrets import format_url, redact, redact_values
 from bsmeta.core.token_forms import find_tokens
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.remote.store import Pattern
-from bsmeta.data.stream.same_document import normalize_url
+from bsmeta.data.stream.same_document import iterate_fingerprints, normalize_url
 from bsmeta.data.table.csv_file import BadRows, CSVFormat, detect_format, read_rows
 from bsmeta.data.table.csv_file import Row as TableRow
 from bsmeta.data.table.records import (
@@ -87,6 +87,7 @@ from bsmeta.data.text.sentences import (
 )
 from bsmeta.data.text.word_edges import find_word_edges, has_word
 from bsmeta.metadata.decoding import DocumentDecoder, cut_column
+from bsmeta.metadata.document import Document
 from bsmeta.metadata.metadata_type import Bucketing, format_year_and_month, make_url_readable
 from bsmeta.metadata.records import BadDocument
 from bsmeta.quick.columns import ColumnChoice, find_columns, make_column_table
@@ -512,6 +513,9 @@ RUNS: dict[str, Run] = {
     "samples of spelling": spelling_samples,
     "test set of spelling": spelling_test_set,
     "test lines in training texts": of(lambda text: count_training_lines({"a": [(text,)]}, [text])),
+    "text of a held-out document": of(
+        lambda text: [*iterate_fingerprints(Document(text, None, {}))]
+    ),
     "text of a report": tabled,
     "page in a frame of a report": refused(make_inert_html, PageError),
 }
