@@ -473,7 +473,7 @@ def make_control_table(measured: StudyMeasurements) -> Table:
     note = (
         "The model trained with the host minus the one trained with another prefix, both used "
         "without metadata, with a cooldown of 10%. The hosts of other pages have the same form, "
-        "the constant prefix has not."
+        "the constant prefix does not."
     )
     columns = [Column("steps", "{:,}".format), Column("host, minus"), *make_part_columns()]
     table = Table("The content of the prefix", note, columns)
