@@ -2,7 +2,7 @@
 
 Which of them come from outside cannot be seen in the code, so each is listed here, with the reason
 why it is harmless. A new one fails the test until somebody has thought about it: if the name comes
-from a listing, an archive, a manifest or any other file, it belongs into `join_inside`.
+from a listing, an archive, a manifest or any other file, it belongs in `join_inside`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ JOINS = {
     "annotate/inputs/sources.py": {"os.path.join(entry, name)": "a listing of the folder itself"},
     "api/runs.py": {"self.path / name": "constant names"},
     "cli.py": {"folder / name": "constant names"},
+    "config/checks/model_shape.py": {
+        "Path(name, 'config.json')": "a constant below the user's path",
+    },
     "config/composing/command_line.py": {"path / f'{stem}.yaml'": "named on the command line"},
     "config/data.py": {
         "os.path.join(folder, entry)":
@@ -117,7 +120,6 @@ JOINS = {
         "folder / f'{arm}-seed{seed}.tasks.json'": "checked by the study's configuration",
     },
     "tasks/causal_lm/checks.py": {
-        "os.path.join(name, 'config.json')": "a constant below the user's path",
         "os.path.join(path, '*')": "for a message",
         "os.path.join(held_out, example)": "for a message",
     },
@@ -145,6 +147,10 @@ JOINS = {
     "tasks/disambiguation/array_folder.py": {
         "self._folder / entry.file": "checked when the folder was opened",
         "self._folder / file_name": "names in the code",
+    },
+    "tasks/disambiguation/converter.py": {
+        "PurePosixPath(str(self.get('data_config.data_dir', 'data')), name)":
+            "the user's keys, shown before they are used",
     },
     "tasks/disambiguation/embeddings.py": {
         "folder / self.hash_settings('frozen', is_masked)": "a hash",
@@ -188,6 +194,7 @@ JOINS = {
         "path.with_name(f'{path.name}.{number}')": "beside a path",
     },
     "training/ranks/distributed_op.py": {
+        "Path(build_folder, builder.NAME, f'{builder.NAME}.so')": "names in a library's code",
         "Path(get_default_build_root()) / file": "a constant",
         "Path(os.environ['TORCH_EXTENSIONS_DIR']) / file": "a constant",
         "environment_folder / file": "a constant",
@@ -335,6 +342,7 @@ def list_joins(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             is_joining = name in JOINING_CALLS or name.rpartition(".")[2] in JOINING_CALLS
+            is_joining |= name in RETURN_PATHS and len(node.args) > 1
             if is_joining and not all(map(is_constant, node.args)):
                 yield ast.unparse(node)
 
