@@ -78,6 +78,7 @@ from bsmeta.data.table.records import (
 )
 from bsmeta.data.table.text_file import detect_encoding, refuse_non_text
 from bsmeta.data.text.caseless import CaselessText, make_caseless
+from bsmeta.data.text.same_text import hash_text
 from bsmeta.data.text.sentences import (
     cut_text,
     divide_compound,
@@ -95,7 +96,6 @@ from bsmeta.quick.documents import Page, list_repeated_types
 from bsmeta.report.page import Column, Table, render_sentence
 from bsmeta.tasks.classification.config import ClassificationDataConfig
 from bsmeta.tasks.classification.label_cells import BadLabelsError, LabelCells
-from bsmeta.tasks.classification.store import hash_text
 from bsmeta.tasks.disambiguation import converter
 from bsmeta.tasks.disambiguation.dictionary import AliasDictionary, count_forms
 from bsmeta.tasks.disambiguation.entities import EntityTable

@@ -1,9 +1,8 @@
-"""Defines which documents are the same: an equal text, or an equal URL after `normalize_url`.
+"""Defines which documents are the same: by text (`hash_text`), or by URL after `normalize_url`.
 
-White space does not distinguish texts, because tools change line ends and strip texts. Texts and
-URLs are compared as 64-bit fingerprints (xxh3). `held_out` keeps held-out documents out of training
-with them, and `shard_fingerprints` finds documents in training shards with them, so that training
-and evaluations agree.
+Texts and URLs are compared as 64-bit fingerprints (xxh3). `held_out` keeps held-out documents out
+of training with them, and `shard_fingerprints` finds documents in training shards with them, so
+that training and evaluations agree.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.foreign_json import ForeignDecoder
 from bsmeta.data.io.file_ref import FileRef
 from bsmeta.data.io.shard_lines import open_shard
+from bsmeta.data.text.same_text import hash_text
 from bsmeta.metadata.decoding import TEXT_KEY, Decoder, make_decoder
 from bsmeta.metadata.document import NO_COLUMN, Document
 from bsmeta.metadata.processors import ADDRESS_KEY
@@ -49,9 +49,8 @@ class Fingerprint(NamedTuple):
 
 def iterate_fingerprints(document: Document) -> Iterator[Fingerprint]:
     """Yields the fingerprints of a document: of its whole text, then of each URL; none if blank."""
-    words = " ".join(document.whole_text.split())
-    if words:
-        yield Fingerprint(TEXT, xxhash.xxh3_64_intdigest(words.encode()))
+    if document.whole_text.strip():
+        yield Fingerprint(TEXT, hash_text(document.whole_text))
 
     for url in document.collect_addresses(ADDRESS_KEY):
         normalized = normalize_url(url)

@@ -19,6 +19,7 @@ import numpy as np
 from bsmeta.config.programs.analyzing import AnalyzeConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.table.records import read_record_rows
+from bsmeta.data.text.same_text import hash_text
 from bsmeta.report.inference import correct_p_values
 from bsmeta.tasks.classification.calibration import Calibration, measure_calibration
 from bsmeta.tasks.classification.examples import shorten_table_name
@@ -40,7 +41,6 @@ from bsmeta.tasks.classification.results import (
     compare_systems,
     resample_label_scores,
 )
-from bsmeta.tasks.classification.store import hash_text
 
 UNIT_ROWS = "rows"
 UNIT_TEXTS = "distinct texts"

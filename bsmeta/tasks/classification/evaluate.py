@@ -46,6 +46,7 @@ from bsmeta.data.table.records import (
     write_csv_row,
 )
 from bsmeta.data.table.text_file import AUTO
+from bsmeta.data.text.same_text import hash_text
 from bsmeta.data.text.tokenizer import load_padded_tokenizer
 from bsmeta.tasks.checkpoints import (
     Location,
@@ -95,7 +96,7 @@ from bsmeta.tasks.classification.results import (
     compute_results,
     compute_scores,
 )
-from bsmeta.tasks.classification.store import SPLITS, count_training_texts, hash_text
+from bsmeta.tasks.classification.store import SPLITS, count_training_texts
 from bsmeta.tasks.classification.systems import (
     Split,
     find_most_frequent_labels,

@@ -44,6 +44,7 @@ from bsmeta.core.progress import show_file_bar
 from bsmeta.data import derive_seed
 from bsmeta.data.table.csv_file import BadRows, Row, detect_format, read_rows
 from bsmeta.data.table.records import is_record_file, read_record_rows
+from bsmeta.data.text.same_text import hash_text
 from bsmeta.tasks.classification.config import ClassificationDataConfig
 from bsmeta.tasks.classification.label_cells import (
     MAX_LABEL_CHARS,
@@ -829,11 +830,6 @@ def _check_counts(
             "data_config.split_fractions to 0, or divide the rows yourself: "
             "data_config.split_column"
         )
-
-
-def hash_text(text: str) -> int:
-    """Returns a 64-bit hash of a text that ignores differences in white space."""
-    return xxhash.xxh3_64_intdigest(" ".join(text.split()).encode())
 
 
 def list_first(items: Sequence[str], limit: int, separator: str = ", ") -> str:
